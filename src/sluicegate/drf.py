@@ -12,17 +12,19 @@ authenticated the request, so they know the users of tokens. All throttles of a 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, ClassVar, Final, cast
+from typing import Final, cast
 
 from sluicegate.errors import needs
 from sluicegate.plan import Decision
+from sluicegate.web.bound import Bound
 
 with needs("drf"):
     from rest_framework import throttling
     from rest_framework.exceptions import APIException
     from rest_framework.settings import api_settings
 
-    from sluicegate.django.throttles import RateThrottle, decide, native_request, refusal, state_for, wait_after
+    from sluicegate.django.request import native_request
+    from sluicegate.django.throttles import RateThrottle, Theirs, decide, refusal, state_for, wait_after
 
 __all__ = ["AnonRateThrottle", "Refused", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle"]
 
@@ -50,11 +52,11 @@ class SimpleRateThrottle(RateThrottle, throttling.SimpleRateThrottle):  # type: 
         """Return REST framework's setting NUM_PROXIES."""
         return cast("int | None", api_settings.NUM_PROXIES)
 
-    def prepare(self, view: Any) -> bool:
+    def prepare(self, view: object) -> bool:
         """Find the rate for this view. Return False if there is none."""
         return self.rate is not None
 
-    def allow_request(self, request: Any, view: Any) -> bool:
+    def allow_request(self, request: object, view: object) -> bool:
         """Charge the request, together with the other throttles of the view. True if it may pass."""
         asked = self._rule(request, view)
         state = state_for(request) if asked else None
@@ -65,7 +67,7 @@ class SimpleRateThrottle(RateThrottle, throttling.SimpleRateThrottle):  # type: 
         if budget not in decided:
             for other in _others(view):
                 asked |= other._rule(request, view)
-            decisions = decide(native_request(request), state, [*asked.values()])
+            decisions = decide(native_request(request, "throttle"), state, [*asked.values()])
             decided.update(zip(asked, decisions, strict=True))
         found = self.decision = decided.pop(budget)
         if found.allowed:
@@ -78,7 +80,7 @@ class SimpleRateThrottle(RateThrottle, throttling.SimpleRateThrottle):  # type: 
         """Return the seconds until the next request passes; None if none ever does."""
         return None if self.decision is None else wait_after(self.decision)
 
-    def _rule(self, request: Any, view: Any) -> dict[Hashable, tuple[Any, ...]]:
+    def _rule(self, request: object, view: object) -> dict[Hashable, tuple[Bound, ...]]:
         """Return the rule for this request by its budget; nothing if there is no limit.
 
         REST framework asks other instances than those of `_others`. Equal budgets show that two of them are the same
@@ -97,13 +99,13 @@ class SimpleRateThrottle(RateThrottle, throttling.SimpleRateThrottle):  # type: 
 class AnonRateThrottle(throttling.AnonRateThrottle, SimpleRateThrottle):  # type: ignore[misc]
     """Limits clients that are not signed in, by address. The scope is "anon"."""
 
-    standard: ClassVar[Any] = "ip", throttling.AnonRateThrottle.get_cache_key
+    standard = "ip", throttling.AnonRateThrottle.get_cache_key
 
 
 class UserRateThrottle(throttling.UserRateThrottle, SimpleRateThrottle):  # type: ignore[misc]
     """Limits signed-in users, and other clients by address. The scope is "user"."""
 
-    standard: ClassVar[Any] = "user", throttling.UserRateThrottle.get_cache_key
+    standard = "user", throttling.UserRateThrottle.get_cache_key
 
 
 class ScopedRateThrottle(SimpleRateThrottle):
@@ -111,12 +113,12 @@ class ScopedRateThrottle(SimpleRateThrottle):
 
     scope_attr = throttling.ScopedRateThrottle.scope_attr
     get_cache_key = throttling.ScopedRateThrottle.get_cache_key
-    standard: ClassVar[Any] = "user", get_cache_key
+    standard = "user", get_cache_key
 
     def __init__(self) -> None:
         """Do nothing: the view has the scope, and the scope has the rate."""
 
-    def prepare(self, view: Any) -> bool:
+    def prepare(self, view: object) -> bool:
         """Find the rate of the view's scope. Return False if the view has none."""
         self.scope = getattr(view, self.scope_attr, None)
         if not self.scope:
@@ -126,7 +128,7 @@ class ScopedRateThrottle(SimpleRateThrottle):
         return super().prepare(view)
 
 
-def _others(view: Any) -> list[SimpleRateThrottle]:
+def _others(view: Theirs) -> list[SimpleRateThrottle]:
     """Return the throttles of a view that can be charged with the first: those whose `allow_request` is unchanged."""
     found = view.get_throttles() if hasattr(view, "get_throttles") else ()
     return [each for each in found if getattr(type(each), "allow_request", None) is SimpleRateThrottle.allow_request]

@@ -13,7 +13,7 @@ it are given back, and those after it are not charged.
 from __future__ import annotations
 
 from threading import local
-from typing import Any, ClassVar, Final
+from typing import Final
 
 from sluicegate.errors import needs
 from sluicegate.plan import Decision, RateLimitExceeded
@@ -65,14 +65,14 @@ class SimpleRateThrottle(RateThrottle, throttling.SimpleRateThrottle):
 
     def wait(self) -> float | None:
         """Return the seconds until the next request passes; None if none ever does."""
-        asked: tuple[Any, Decision | None] = getattr(_last, "asked", (None, None))
+        asked: tuple[object, Decision | None] = getattr(_last, "asked", (None, None))
         return None if asked[0] is not self or asked[1] is None else wait_after(asked[1])
 
 
 class AnonRateThrottle(throttling.AnonRateThrottle, SimpleRateThrottle):
     """Limits clients that are not signed in, by address. The scope is "anon"."""
 
-    standard: ClassVar[Any] = "ip", throttling.AnonRateThrottle.get_cache_key
+    standard = "ip", throttling.AnonRateThrottle.get_cache_key
 
 
 class AuthRateThrottle(throttling.AuthRateThrottle, SimpleRateThrottle):
@@ -82,4 +82,4 @@ class AuthRateThrottle(throttling.AuthRateThrottle, SimpleRateThrottle):
 class UserRateThrottle(throttling.UserRateThrottle, SimpleRateThrottle):
     """Limits by `request.user`, and other clients by address. The scope is "user"."""
 
-    standard: ClassVar[Any] = "user", throttling.UserRateThrottle.get_cache_key
+    standard = "user", throttling.UserRateThrottle.get_cache_key

@@ -23,7 +23,7 @@ from django.utils.functional import SimpleLazyObject
 from sluicegate import ManualClock
 from sluicegate.address import Trust
 from sluicegate.django import conf, decision, limit
-from sluicegate.django.request import AsyncDjangoRequestState, DjangoRequestState, begin
+from sluicegate.django.request import DjangoRequestState, begin
 from sluicegate.identity import identity_text
 from sluicegate.rules.key import address_key
 from sluicegate.web.gate import AsyncGate, Gate
@@ -95,7 +95,7 @@ def test_dj02_users_of_other_authentications(user: Any, expect: Any) -> None:
     request.user = user()  # a new one, not read yet
 
     async def read() -> Any:
-        found: Any = AsyncDjangoRequestState(request, conf.async_gate()).user()
+        found: Any = DjangoRequestState(request, conf.async_gate()).user()
         return await found if asyncio.iscoroutine(found) else found
 
     assert asyncio.run(read()) == expect

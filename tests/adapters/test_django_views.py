@@ -382,6 +382,26 @@ def test_dj11_middleware_and_bare_decorator_share_a_budget(asgi: bool) -> None:
         assert site.statuses("/x") == [429]
 
 
+@pytest.mark.parametrize("installed", [MIDDLEWARE, []], ids=["middleware", "alone"])
+def test_a_refusal_that_the_caller_drops_lets_no_later_call_run(installed: list[str], asgi: bool) -> None:
+    """The middleware cannot see the mark of a view that another view calls."""
+    ran: list[int] = []
+
+    @limit("1/minute")
+    def inner(request: HttpRequest) -> HttpResponse:
+        ran.append(1)
+        return HttpResponse("ran")
+
+    def outer(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(str([inner(request).status_code for _ in range(2)]))
+
+    with serving(asgi=asgi, urls=[path("x", outer)], middleware=installed, clock=ManualClock()) as site:
+        site.request("GET", "/x")
+        del ran[:]
+        assert site.request("GET", "/x").body == b"[429, 429]"
+    assert not ran
+
+
 @override_settings(SLUICEGATE={})
 def test_a_call_without_a_request_is_an_error() -> None:
     with pytest.raises(NotEnforcedError, match="without a request"):

@@ -25,7 +25,7 @@ import tests.adapters.django_app  # noqa: F401  # configures Django
 from sluicegate import Limiter, ManualClock
 from sluicegate.address import Trust, client_address
 from sluicegate.django import conf
-from sluicegate.django.request import AsyncDjangoRequestState
+from sluicegate.django.request import DjangoRequestState
 from sluicegate.identity import digest, identity_text
 from sluicegate.starlette import RateLimitMiddleware, limit
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
@@ -240,7 +240,7 @@ def test_cve_2026_3902_an_underscore_stands_for_a_hyphen() -> None:
     scope = make_scope(headers=[("X-Forwarded-For", "203.0.113.7"), ("X_Forwarded_For", "6.6.6.6")])
     request = ASGIRequest(scope, io.BytesIO())
     request.META["HTTP_X_FORWARDED_FOR"] = "203.0.113.7,6.6.6.6"  # as those versions of Django do
-    caller = AsyncDjangoRequestState(request, conf.async_gate())
+    caller = DjangoRequestState(request, conf.async_gate())
     assert caller.header("X-Forwarded-For") == ("203.0.113.7",)
     assert caller.header("X-Real-IP") == ()
 

@@ -162,12 +162,12 @@ def at_once(*acts: Act) -> Act:
 def in_django(text: str) -> object:
     from django.core.handlers.asgi import ASGIRequest
 
-    from sluicegate.django.request import AsyncDjangoRequestState
+    from sluicegate.django.request import DjangoRequestState
 
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []}
     request = ASGIRequest(scope, BytesIO())
     scope["headers"] = lines_of(text)  # Django has joined the lines before
-    return AsyncDjangoRequestState(request, ASYNC_GATE).header("Forwarded")
+    return DjangoRequestState(request, ASYNC_GATE).header("Forwarded")
 
 
 def quietly(act: Act) -> Act:
@@ -208,7 +208,7 @@ LOOPS: Final = {
     "asgi:AsgiCaller.header": Loop(
         CLIENT, lambda text: AsgiCaller({"path": "/", "headers": lines_of(text)}).header("Forwarded"), "a"
     ),
-    "django.request:AsyncDjangoRequestState.header": Loop(CLIENT, in_django, "a"),
+    "django.request:DjangoRequestState.header": Loop(CLIENT, in_django, "a"),
     "web.http:_wants_text": Loop(CLIENT, http._wants_text, " ,;=q1", ("text/html;q=",)),
     "web.http:merge": Loop(ANSWER, merge_fields, '",;\\a', ('"a', "limit=1, ")),
     "web.http:_renamed": Loop(ANSWER, merge_fields, '"\\a=', ('"a', '"a-')),

@@ -16,7 +16,7 @@ with needs("django"):
     from sluicegate.django.decorators import exempt, limit
     from sluicegate.django.middleware import RateLimitMiddleware
     from sluicegate.django.request import decision
-    from sluicegate.django.signals import rate_limited
+    from sluicegate.django.responses import rate_limited
     from sluicegate.django.status import areset_all, astatus, health, reset_all, status
 
 __all__ = [

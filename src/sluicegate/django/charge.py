@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Unpack
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar, Unpack
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest
 
 from sluicegate.django import conf
 from sluicegate.django.lifecycle import release_at_close
-from sluicegate.django.request import DjangoRequestState, native_of, state_of
+from sluicegate.django.request import DjangoRequestState, native_request, state_of
 from sluicegate.django.routes import arrival_of
-from sluicegate.errors import NotEnforcedError, RuleError
+from sluicegate.errors import NotEnforcedError
 from sluicegate.web.charge import AnyQuota, AsyncCharge, Charge, Charged, ChargedRule, ChargeOptions, text_of, unlimited
 from sluicegate.web.gate import AsyncGate
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-def charge(request: Any, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> Charged:
+
+def charge(request: object, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> Charged:
     """Charge this request under a rule of the view's own. Return the decision; raise RateLimitExceeded if it refuses.
 
     The middleware answers the exception with its usual refusal. What the request was charged before is given back then,
@@ -30,34 +33,34 @@ def charge(request: Any, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -
     return _charge(ChargedRule.of("charge", quota, **options), request)
 
 
-def acharge(request: Any, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> AsyncCharge:
+def acharge(request: object, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> AsyncCharge:
     """Do the same as `charge` in async code: `await acharge(…)`, or `async with acharge(…):`."""
     rule = ChargedRule.of("charge", quota, **options)
     conf.check_is_async("acharge", quota, instead="charge(…)")
     return AsyncCharge(_acharge(rule, request))
 
 
-def _charge(rule: ChargedRule, request: Any) -> Charged:
-    state = _state_for(request)
+def _charge(rule: ChargedRule, request: object) -> Charged:
+    native = native_request(request, "charge")
+    state = _state_for(native)
     if state is None:
         return unlimited()
-    if not isinstance(state.gate, AsyncGate):
-        native = _native(request)
-        one = Charge(rule, state, arrival_of(native).endpoint)
-        charged = one.run(state.charging(native, one.bounds))
-        release_at_close(state)
-        return charged
-    conf.check_can_wait("charge", text_of(rule.mark), instead="acharge(…)")
-    return async_to_sync(_acharge)(rule, request).called_by(_from_thread)
+    if isinstance(state.gate, AsyncGate):
+        conf.check_can_wait("charge", text_of(rule.mark), instead="acharge(…)")
+        return async_to_sync(_acharge)(rule, request).called_by(_from_thread)
+    one = Charge(rule, state, arrival_of(native).endpoint)
+    charged = one.run(state.charging(native, one.bounds))
+    release_at_close(state)
+    return charged
 
 
-async def _acharge(rule: ChargedRule, request: Any) -> Charged:
-    state = _state_for(request)
+async def _acharge(rule: ChargedRule, request: object) -> Charged:
+    native = native_request(request, "charge")
+    state = _state_for(native)
     if state is None:
         return unlimited()
     if not isinstance(state.gate, AsyncGate):  # an async view under WSGI
         return await sync_to_async(_charge)(rule, request)
-    native = _native(request)
     one = Charge(rule, state, arrival_of(native).endpoint)
     charged = await one.run_async(state.charging(native, one.bounds))
     release_at_close(state)
@@ -67,13 +70,12 @@ async def _acharge(rule: ChargedRule, request: Any) -> Charged:
 _acharge.__qualname__ = "acharge"  # Python's warning about a forgotten await shows it
 
 
-def _from_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    return async_to_sync(function)(*arguments)
+def _from_thread(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    return async_to_sync(function)(*args, **kwargs)
 
 
-def _state_for(request: Any) -> DjangoRequestState | None:
+def _state_for(native: HttpRequest) -> DjangoRequestState | None:
     """Return the state of a request; None if limits are off. Raises NotEnforcedError without the middleware."""
-    native = _native(request)
     state = state_of(native)
     if state is not None and not state.alone:
         return state
@@ -81,10 +83,3 @@ def _state_for(request: Any) -> DjangoRequestState | None:
         return None
     problem, expected = "the request has not passed RateLimitMiddleware", f'add "{conf.ADVISED}" to MIDDLEWARE'
     raise NotEnforcedError("charge in", arrival_of(native).endpoint.label, problem=problem, expected=expected)
-
-
-def _native(request: Any) -> HttpRequest:
-    native = native_of(request)
-    if native is None:
-        raise RuleError("charge", type(request), problem="not a request", expected="give the view's own request first")
-    return native

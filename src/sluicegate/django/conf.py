@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from threading import RLock
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from asgiref.sync import async_to_sync
 from django.conf import settings as django_settings
@@ -39,7 +39,7 @@ ADVISED: Final = "sluicegate.django.RateLimitMiddleware"
 AnyGate = TypeVar("AnyGate", Gate, AsyncGate)
 
 
-class _Gates:
+class Gates:
     """The open gates of this process."""
 
     sync: Gate | None = None
@@ -53,10 +53,10 @@ class _Gates:
         cls.lock = RLock()
 
 
-fork.renew(_Gates)
+fork.renew(Gates)
 
 
-def raw_settings() -> Any:
+def raw_settings() -> object:
     """Return the value of `settings.SLUICEGATE`, with its secrets hidden; None if it is not set."""
     found = getattr(django_settings, SETTING, None)
     return hide(found) if isinstance(found, Mapping) else found
@@ -70,17 +70,17 @@ def read_settings() -> Settings:
     if found is not None and not isinstance(found, Mapping):
         expected = 'give a dict like {"STORE": "redis://…", "DEFAULT_LIMITS": ["1000/day"]}'
         raise SettingsError(SETTING, found, problem="not a dict", expected=expected)
-    return Settings.from_mapping({} if found is None else found, source=f"settings.{SETTING}")
+    return Settings.from_mapping(found or {}, source=f"settings.{SETTING}")
 
 
 def sync_gate() -> Gate:
     """Return the gate for requests under WSGI."""
-    return _Gates.sync or _made("sync", lambda: make_sync(read_settings()))
+    return Gates.sync or _made("sync", lambda: make_sync(read_settings()))
 
 
 def async_gate() -> AsyncGate:
     """Return the gate for requests under ASGI."""
-    return _Gates.async_ or _made("async_", lambda: make_async(read_settings()))
+    return Gates.async_ or _made("async_", lambda: make_async(read_settings()))
 
 
 def gate_for(request: HttpRequest) -> Gate | AsyncGate:
@@ -94,14 +94,14 @@ def loop_gate() -> Gate:
 
     It is only for rules of its own: those of the settings may have async functions.
     """
-    return _Gates.loop or _made("loop", lambda: _make_loop(async_gate()))
+    return Gates.loop or _made("loop", lambda: _make_loop(async_gate()))
 
 
-def _made(name: str, make: Callable[[], Any]) -> Any:
+def _made(name: str, make: Callable[[], AnyGate]) -> AnyGate:
     """Make a gate, unless another thread has made it by now."""
-    with _Gates.lock:
-        gate = getattr(_Gates, name) or make()
-        setattr(_Gates, name, gate)
+    with Gates.lock:
+        gate: AnyGate = getattr(Gates, name) or make()
+        setattr(Gates, name, gate)
     return gate
 
 
@@ -119,21 +119,9 @@ def check_is_async(name: str, given: object, *, instead: str) -> None:
         raise AsyncMismatchError(name, given, problem=problem, expected=expected)
 
 
-def opened_async_gate() -> AsyncGate | None:
-    """Return the gate for requests under ASGI, if this process has made it."""
-    return _Gates.async_
-
-
-def sync_gates() -> list[Gate]:
-    """Return the synchronous gates of this process: at least one gate, if there is none for ASGI."""
-    opened = [gate for gate in (_Gates.sync, _Gates.loop) if gate is not None]
-    return opened if opened or _Gates.async_ is not None else [sync_gate()]
-
-
 def _make_loop(gate: AsyncGate) -> Gate:
     settings = replace(gate.settings, rules=(), default_limits=(), on_denied=None)
-    memory = gate.limiter.store
-    memory = getattr(memory, "inside", memory)  # of a wrapper that measures
+    memory = getattr(gate.limiter.store, "inside", gate.limiter.store)  # of a wrapper that measures
     if isinstance(memory, AsyncMemoryStore):
         settings = replace(settings, store=memory.memory, clock=None, prefix=PREFIX)
     return Gate(settings, awaits_answers=True)
@@ -177,26 +165,22 @@ def ancestors(paths: Iterable[str]) -> list[str]:
     return names
 
 
-def reload(*, setting: str, **_: Any) -> None:
+def reload(*, setting: str, **_: object) -> None:
     """Close the gates when `settings.SLUICEGATE` changes."""
     if setting != SETTING:
         return
-    with _Gates.lock:
-        opened, async_ = (_Gates.sync, _Gates.loop), _Gates.async_
-        _Gates.sync = _Gates.async_ = _Gates.loop = None
+    with Gates.lock:
+        opened, under_asgi = (Gates.sync, Gates.loop), Gates.async_
+        Gates.sync = Gates.async_ = Gates.loop = None
     for gate in opened:
         if gate is not None:
             gate.close()
-    if async_ is not None:
-        _close(async_)
-
-
-def _close(gate: AsyncGate) -> None:
-    """Close an async gate, from a thread with or without a running event loop."""
+    if under_asgi is None:
+        return
     if running_loop() is None:
-        async_to_sync(gate.close)()
+        async_to_sync(under_asgi.close)()
     else:
-        start(gate.close())
+        start(under_asgi.close())
 
 
 setting_changed.connect(reload, dispatch_uid="sluicegate.django.conf.reload")

@@ -8,10 +8,9 @@ middleware an allowed response has no RateLimit fields.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from inspect import isbuiltin
-from inspect import iscoroutinefunction as is_async_def
-from typing import Any, NamedTuple, TypeVar, Unpack, cast
+from typing import Any, NamedTuple, TypeGuard, TypeVar, Unpack, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings as django_settings
@@ -20,9 +19,9 @@ from django.http.response import HttpResponseBase
 
 from sluicegate.django import conf
 from sluicegate.django.lifecycle import settle_response, settle_response_async
-from sluicegate.django.request import DjangoRequestState, begin, native_of, state_of
+from sluicegate.django.request import STATE, DjangoRequestState, begin, native_of
 from sluicegate.django.responses import enforce, enforce_async
-from sluicegate.django.routes import arrival_by_call, arrival_of
+from sluicegate.django.routes import AnyView, arrival_by_call, arrival_of
 from sluicegate.errors import NotEnforcedError, warn
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
@@ -41,7 +40,7 @@ from sluicegate.web.marks import (
     takes_view,
 )
 
-View = TypeVar("View", bound=Callable[..., Any])
+View = TypeVar("View", bound=AnyView)
 
 
 @takes_quota
@@ -58,19 +57,24 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
     mark = make_mark(quota, **options)
 
     def decorate(view: View) -> View:
-        if isinstance(view, type):
-            cls: Any = view
-            cls.dispatch = _guarded(declare(_dispatch_of(cls), mark), mark)
-            return cast("View", view)
         if not callable(view):
             raise not_a_view("@limit on", view, expected="decorate a view")
-        return cast("View", _guarded(_awaitable(declare(view, mark)), mark))
+        return cast("View", _limited(view, mark))
 
     return decorate
 
 
+def _limited(view: AnyView, mark: Mark) -> AnyView:
+    if not isinstance(view, type):
+        return _guarded(declare(view, mark), mark)
+    cls: Any = view
+    # A copy for this class only: the inherited `dispatch` belongs to all views, and must not be marked.
+    cls.dispatch = _guarded(declare(_copy_of(cls.dispatch), mark), mark)
+    return view
+
+
 @takes_view
-def exempt(view: Any, mark: Mark) -> Any:
+def exempt(view: object, mark: Mark) -> object:
     """Free a view, or a whole view class, from every limit.
 
     A function is wrapped, not changed: where a URLconf also names the bare function, its limits hold. A class is
@@ -80,54 +84,21 @@ def exempt(view: Any, mark: Mark) -> Any:
     """
     if not callable(view) or isbuiltin(view):
         raise TypeError("not a view")
-    marked: Any = view if isinstance(view, type) else _copy_of(view)
-    return declare(marked, mark)
+    return declare(view if isinstance(view, type) else _copy_of(view), mark)
 
 
-def _dispatch_of(cls: Any) -> Any:
-    """Return a `dispatch` for this class only. The inherited one belongs to all views, and must not be marked."""
-    inherited = cls.dispatch
-
-    def dispatch(*args: Any, **kwargs: Any) -> Any:
-        return inherited(*args, **kwargs)
-
-    functools.update_wrapper(dispatch, inherited, updated=())
-    vars(dispatch).update(
-        {name: value for name, value in vars(inherited).items() if not name.startswith("__sluicegate")}
-    )
-    for mark in marks_of(inherited):
-        declare(dispatch, mark)
-    return dispatch
-
-
-def _copy_of(view: View) -> View:
+def _copy_of(view: AnyView) -> AnyView:
     """Return a new function that calls the view. A mark on it does not mark the view."""
-    call: Any = view
-
-    @functools.wraps(call)
-    async def async_view(*args: Any, **kwargs: Any) -> Any:
-        return await call(*args, **kwargs)
-
-    @functools.wraps(call)
-    def sync_view(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
-
-    return cast("View", async_view if iscoroutinefunction(call) else sync_view)  # pyright: ignore[reportDeprecated]
-
-
-def _awaitable(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the view as an `async def`, if only asgiref's mark makes it async.
-
-    `inspect` reads the mark since Python 3.12.
-    """
-    if is_async_def(view) or not iscoroutinefunction(view):  # pyright: ignore[reportDeprecated]
-        return view
 
     @functools.wraps(view)
-    async def awaited(*args: Any, **kwargs: Any) -> Any:
+    async def async_view(*args: object, **kwargs: object) -> object:
         return await view(*args, **kwargs)
 
-    return awaited
+    @functools.wraps(view)
+    def sync_view(*args: object, **kwargs: object) -> object:
+        return view(*args, **kwargs)
+
+    return async_view if iscoroutinefunction(view) else sync_view  # pyright: ignore[reportDeprecated]
 
 
 class _ViewCall(NamedTuple):
@@ -135,33 +106,32 @@ class _ViewCall(NamedTuple):
 
     request: HttpRequest
     state: DjangoRequestState
+    marks: tuple[Mark, ...]
     bounds: Bounds
-    owner: Any  # the instance, if the view is a method
-    marks: tuple[Mark, ...]  # those that count as enforced from now on
 
     def refused(self) -> None:
-        """Note that the marks are not enforced: a second call is charged again, and does not run unlimited."""
+        """Let the next call in the same request ask again: a caller may drop the refusal."""
         self.state.enforced -= {*self.marks}
 
-    def settles(self, response: Any) -> bool:
+    def settles(self, response: object) -> TypeGuard[HttpResponseBase]:
         """True if this call settles by the response, because there is no middleware. A view of Ninja returns data."""
         return self.state.alone and isinstance(response, HttpResponseBase)
 
 
-def _guarded(view: View, mark: Mark) -> View:
+def _guarded(view: AnyView, mark: Mark) -> AnyView:
     """Wrap a view in a guard that enforces the marks that the middleware has not enforced."""
 
     @functools.wraps(view)
-    async def later(*args: Any, **kwargs: Any) -> Any:
+    async def later(*args: object, **kwargs: object) -> object:
         call = _unenforced_call(mark, view, args)
         return await (view(*args, **kwargs) if call is None else _run(call, functools.partial(view, *args, **kwargs)))
 
     @functools.wraps(view)
-    def sync(*args: Any, **kwargs: Any) -> Any:
+    def sync(*args: object, **kwargs: object) -> object:
         call = _unenforced_call(mark, view, args)
         if call is None:
             return view(*args, **kwargs)
-        if getattr(call.owner, "view_is_async", False):  # `dispatch` is not an `async def`, but returns an awaitable
+        if getattr(_owner(view, args), "view_is_async", False):  # of `dispatch`, which is no `async def`
             return _run(call, functools.partial(view, *args, **kwargs))
         refusal = enforce(call.request, call.state, call.bounds)
         if refusal is not None:
@@ -170,10 +140,10 @@ def _guarded(view: View, mark: Mark) -> View:
         response = view(*args, **kwargs)
         return settle_response(response, call.state) if call.settles(response) else response
 
-    return cast("View", later if is_async_def(view) else sync)
+    return later if iscoroutinefunction(view) else sync  # pyright: ignore[reportDeprecated]
 
 
-async def _run(call: _ViewCall, view: Callable[[], Any]) -> Any:
+async def _run(call: _ViewCall, view: Callable[[], Awaitable[object]]) -> object:
     """Enforce the marks, and call an async view."""
     refusal = await enforce_async(call.request, call.state, call.bounds)
     if refusal is not None:
@@ -183,13 +153,17 @@ async def _run(call: _ViewCall, view: Callable[[], Any]) -> Any:
     return await settle_response_async(response, call.state) if call.settles(response) else response
 
 
-def _unenforced_call(mark: Mark, view: Any, args: tuple[Any, ...]) -> _ViewCall | None:
+def _unenforced_call(mark: Mark, view: AnyView, args: tuple[object, ...]) -> _ViewCall | None:
     """Return the call with the marks that are still to enforce; None if there are none."""
-    request = next((found for arg in args if (found := native_of(arg)) is not None), None)
-    if request is None:
+    for arg in args:
+        request = arg if isinstance(arg, HttpRequest) else native_of(arg)  # most views need no call
+        if request is not None:
+            break
+    else:
         expected = "decorate a view, whose first argument is the request"
         raise NotEnforcedError("limit on", view, problem="it was called without a request", expected=expected)
-    state = state_of(request)
+    found = vars(request).get(STATE)
+    state = found if isinstance(found, DjangoRequestState) else None
     if state is not None and mark in state.enforced:
         if state.alone:  # the same request object may come again (in tests it does), and is then charged again
             state.enforced -= {mark}
@@ -202,20 +176,20 @@ def _unenforced_call(mark: Mark, view: Any, args: tuple[Any, ...]) -> _ViewCall 
             warn("SG104", label_of(view), strict=gate.settings.strict)
         state = begin(request, gate)
         state.alone = True
-    owner = _owner(view, args)
     arrival = arrival_of(request)
     if mark not in arrival.marks:  # a wrapper hides the mark from the route, or the view was called directly
         marks = tuple(dict.fromkeys((*marks_of(view), mark)))
-        cls: Any = None if owner is None else type(owner)
+        owner = _owner(view, args)
+        cls: type | None = None if owner is None else type(owner)
         name = label_of(view) if cls is None else view.__name__
         arrival = arrival_by_call(cls, name, marks, route=arrival.endpoint.route)
-    state.note_marks(arrival.marks)
+    state.enforced = state.enforced.union(arrival.marks)
     if state.alone:
         state.enforced -= {mark}
-    return _ViewCall(request, state, _bounds(state.gate, arrival.endpoint), owner=owner, marks=arrival.marks)
+    return _ViewCall(request, state, arrival.marks, bounds=_bounds(state.gate, arrival.endpoint))
 
 
-def _owner(view: Any, args: tuple[Any, ...]) -> Any:
+def _owner(view: AnyView, args: tuple[object, ...]) -> object:
     """Return the instance whose method the view is. `method_decorator` passes a partial of the bound method."""
     if isinstance(view, functools.partial):
         return getattr(view.func, "__self__", None)

@@ -1,55 +1,34 @@
-"""The end of a Django request: refunds by its response, renewal while it streams, release when it is closed.
-
-Django closes the request together with the response that it sends, also when that response has replaced others. If
-Django's task is cancelled, it closes nothing; then slots are released when the request object is freed.
-"""
+"""The end of a Django request: refunds by its response, renewal while it streams, release when it is closed."""
 
 from __future__ import annotations
 
-import asyncio
-import weakref
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
 from asgiref.sync import async_to_sync, sync_to_async
-from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
-from django.core.handlers.asgi import ASGIRequest
-from django.http import Http404, HttpRequest, StreamingHttpResponse
-from django.http.multipartparser import MultiPartParserError
+from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
-from sluicegate.django.request import DjangoRequestState, end_here, end_with, native_of, state_of
+from sluicegate.django.request import DjangoRequestState, at_close, if_lost, native_of, state_of
 from sluicegate.rules.response import Headers, Response
-from sluicegate.runtime import fork
 from sluicegate.stores.completion import running_loop
 from sluicegate.web.settlement import AsyncSettlement, Settlement
-
-_STATUSES: tuple[tuple[type[Exception], int], ...] = (  # the statuses that Django gives to uncaught exceptions
-    (Http404, 404),
-    (PermissionDenied, 403),
-    (MultiPartParserError, 400),
-    (BadRequest, 400),
-    (SuspiciousOperation, 400),
-)
 
 
 def release_at_close(state: DjangoRequestState) -> None:
     """Release the slots of a concurrency limit when the request is closed. Django closes no copy of a request."""
     settlement = state.settlement
-    if settlement is not None:  # the response decides about its charges
-        _watch_logins()
-    if settlement is None or not settlement.holds or state.releases_at_close:
+    if settlement is None:
         return
-    own = state.own_request()
-    request: HttpRequest = state.native if own is None else own
+    _watch_logins()  # the response decides about its charges
+    if not settlement.holds or state.releases_at_close:
+        return
+    request = state.own_request() or state.native
     state.releases_at_close = True
-    end_with(request, partial(_release, settlement))
-    if isinstance(settlement, AsyncSettlement):
-        weakref.finalize(request, partial(_release_lost, asyncio.get_running_loop(), settlement)).atexit = False
-    elif isinstance(request, ASGIRequest):
-        weakref.finalize(request, partial(end_here, settlement.ended, fork.generation())).atexit = False
+    at_close(request, partial(_release, settlement))
+    if "scope" in vars(request):  # the timer of an async settlement would renew a lost slot for ever
+        if_lost(request, settlement.end_soon if isinstance(settlement, AsyncSettlement) else settlement.ended)
 
 
 def settle_response(response: HttpResponseBase, state: DjangoRequestState) -> HttpResponseBase:
@@ -90,36 +69,6 @@ def _releasing(response: HttpResponseBase, state: DjangoRequestState) -> HttpRes
     return own
 
 
-def settle_without_response(state: DjangoRequestState, error: BaseException | None) -> None:
-    """End a request whose view gave no response: it raised, or was cancelled."""
-    settlement = state.settlement
-    if isinstance(settlement, AsyncSettlement):
-        async_to_sync(settle_without_response_async)(state, error)
-    elif settlement is not None:
-        if isinstance(error, Exception):
-            settlement.answered(Response(_status(error)))
-        settlement.over(error)
-
-
-async def settle_without_response_async(state: DjangoRequestState, error: BaseException | None) -> None:
-    """End a request whose view gave no response: it raised, or was cancelled."""
-    settlement = state.settlement
-    if isinstance(settlement, Settlement):
-        await sync_to_async(settle_without_response)(state, error)
-    elif settlement is not None:
-        if isinstance(error, Exception):
-            await settlement.answered(Response(_status(error)))
-        await settlement.over(error)
-
-
-def _status(error: Exception) -> int:
-    """Return the status that an exception will have. REST framework's exceptions have their own."""
-    own = getattr(error, "status_code", None)
-    if isinstance(own, int):
-        return own
-    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
-
-
 def _read_response(response: HttpResponseBase, state: DjangoRequestState) -> Response:
     return Response(response.status_code, Headers(response.items()), login_failed=state.login_failed)
 
@@ -132,7 +81,7 @@ def _watch_logins() -> None:
     user_login_failed.connect(_note_failed_login)
 
 
-def _note_failed_login(request: Any = None, **_: object) -> None:
+def _note_failed_login(request: object = None, **_: object) -> None:
     state = None if native_of(request) is None else state_of(request)
     if state is not None:
         state.login_failed = True
@@ -181,9 +130,3 @@ def _release(settlement: Settlement | AsyncSettlement) -> None:
         settlement.end_soon()
     elif settlement.holds:
         async_to_sync(settlement.ended)()
-
-
-def _release_lost(loop: asyncio.AbstractEventLoop, settlement: AsyncSettlement) -> None:
-    """Release the slots of a request that was freed without being closed. Called from any thread."""
-    with suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(settlement.end_soon)

@@ -10,25 +10,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from sluicegate.django import conf
-from sluicegate.django.lifecycle import (
-    settle_response,
-    settle_response_async,
-    settle_without_response,
-    settle_without_response_async,
-)
-from sluicegate.django.request import STATE, AsyncDjangoRequestState, DjangoRequestState, begin, state_of
+from sluicegate.django.conf import Gates
+from sluicegate.django.lifecycle import settle_response, settle_response_async
+from sluicegate.django.request import STATE, DjangoRequestState, begin, state_of
 from sluicegate.django.responses import add_fields, enforce, enforce_async, refuse, replace_response
 from sluicegate.django.routes import arrival_of
 from sluicegate.plan import RateLimitExceeded
 from sluicegate.web.bound import NO_BOUNDS, Bounds
 from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.settlement import AsyncSettlement, Settlement
 
 
 class RateLimitMiddleware:
@@ -39,69 +36,75 @@ class RateLimitMiddleware:
 
     sync_capable = True
     async_capable = True
-    process_view: Callable[..., Any]
+    process_view: Callable[..., object]
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
-        self._gate: Callable[[], Gate | AsyncGate] = conf.sync_gate
-        self._state = DjangoRequestState
         self._is_async = iscoroutinefunction(get_response)  # pyright: ignore[reportDeprecated]
         if self._is_async:
             markcoroutinefunction(self)
-            self._gate, self._state = conf.async_gate, AsyncDjangoRequestState
         self.process_view = self._process_view_async if self._is_async else self._process_view
-        self._gate()
+        self._gate()  # wrong settings are an error now
+
+    def _gate(self) -> Gate | AsyncGate:
+        return conf.async_gate() if self._is_async else conf.sync_gate()
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self._is_async:
             return self._respond_async(request)
-        state = self._begin(request)
-        if state is None:
-            return cast("HttpResponseBase", self.get_response(request))
-        done: HttpResponseBase | None = None
+        response: HttpResponseBase
+        gate, facts = Gates.sync or conf.sync_gate(), vars(request)
+        # Limits are off, or another RateLimitMiddleware is outside.
+        if not gate.settings.enabled or isinstance(facts.get(STATE), DjangoRequestState):
+            response = self.get_response(request)
+            return response
+        state = facts[STATE] = DjangoRequestState(request, gate)
+        is_done = False
         try:
-            response: HttpResponseBase = self.get_response(request)
+            response = self.get_response(request)
             if not state.charged:
                 refusal = enforce(request, state, _arrive_without_view(request, state, response.status_code))
                 response = response if refusal is None else replace_response(refusal, response)
             if state.settlement is not None:
                 response = settle_response(response, state)
-            done = add_fields(response, state)
-            return done
+            response = add_fields(response, state)
+            is_done = True
+            return response
         finally:  # no `except`: the exception belongs to the application
-            if done is None and state.settlement is not None:
-                settle_without_response(state, sys.exception())
+            if not is_done and isinstance(state.settlement, Settlement):
+                state.settlement.over(sys.exception())
 
     async def _respond_async(self, request: HttpRequest) -> HttpResponseBase:
-        state = self._begin(request)
-        if state is None:
-            return cast("HttpResponseBase", await self.get_response(request))
-        done: HttpResponseBase | None = None
+        response: HttpResponseBase
+        gate, facts = Gates.async_ or conf.async_gate(), vars(request)
+        if not gate.settings.enabled or isinstance(facts.get(STATE), DjangoRequestState):
+            response = await self.get_response(request)
+            return response
+        state = facts[STATE] = DjangoRequestState(request, gate)
+        is_done = False
         try:
-            response: HttpResponseBase = await self.get_response(request)
+            response = await self.get_response(request)
             if not state.charged:
-                refusal = await enforce_async(
-                    request, state, _arrive_without_view(request, state, response.status_code)
-                )
+                bounds = _arrive_without_view(request, state, response.status_code)
+                refusal = await enforce_async(request, state, bounds)
                 response = response if refusal is None else replace_response(refusal, response)
             if state.settlement is not None:
                 response = await settle_response_async(response, state)
-            done = add_fields(response, state)
-            return done
+            response = add_fields(response, state)
+            is_done = True
+            return response
         finally:
-            if done is None and state.settlement is not None:
-                await settle_without_response_async(state, sys.exception())
+            if not is_done and isinstance(state.settlement, AsyncSettlement):
+                await state.settlement.over(sys.exception())
 
-    def _process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
+    def _process_view(self, request: HttpRequest, *_: object) -> HttpResponseBase | None:
         state = vars(request).get(STATE)  # not state_of: Django calls this with its own request
         if not isinstance(state, DjangoRequestState) or state.charged:
             return None
         return enforce(request, state, _arrive(request, state))
 
-    async def _process_view_async(
-        self, request: HttpRequest, view: Any, args: Any, kwargs: Any
-    ) -> HttpResponseBase | None:
-        state = vars(request).get(STATE)  # not state_of: Django calls this with its own request
+    async def _process_view_async(self, request: HttpRequest, *_: object) -> HttpResponseBase | None:
+        state = vars(request).get(STATE)
         if not isinstance(state, DjangoRequestState) or state.charged:
             return None
         return await enforce_async(request, state, _arrive(request, state))
@@ -116,21 +119,12 @@ class RateLimitMiddleware:
         state = begin(request, self._gate())  # limits are off, but the view has raised a refusal
         return add_fields(refuse(request, state, state.refuse(error.decision)), state)
 
-    def _begin(self, request: HttpRequest) -> DjangoRequestState | None:
-        """Return the state of a new request; None if limits are off, or an outer RateLimitMiddleware has made one."""
-        gate, facts = self._gate(), vars(request)
-        if not gate.settings.enabled or isinstance(facts.get(STATE), DjangoRequestState):
-            return None
-        state = facts[STATE] = self._state(request, gate)  # as `begin` does, but the class is chosen already
-        return state
-
 
 def _arrive(request: HttpRequest, state: DjangoRequestState) -> Bounds:
     """Mark the request as charged, and return the rules of its endpoint."""
     endpoint, marks = arrival_of(request)
     state.charged = True
-    if marks:
-        state.note_marks(marks)
+    state.enforced = state.enforced.union(marks)
     return state.gate.bind(endpoint)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from typing import Any, Final
+from typing import Final
 
 import django
 from django.apps import apps
@@ -11,8 +11,8 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 
 from sluicegate.django import conf
-from sluicegate.django.routes import endpoints
-from sluicegate.django.throttles import RateThrottle
+from sluicegate.django.routes import endpoints, view_of
+from sluicegate.django.throttles import RateThrottle, Theirs
 from sluicegate.errors import AsyncMismatchError, ConfigurationError, within
 from sluicegate.web.bound import Bound, EndpointRules, unique
 from sluicegate.web.endpoint import Endpoint
@@ -65,23 +65,22 @@ def _throttled(
     A throttle has one rule in all views, which `known` keeps. `get_throttles` is not called: it may read the request.
     An error is raised only if it is sure to be one of a request too: what the project's own code may change is chosen.
     """
-    route: Any = endpoint.view
-    func = route and route[0]
-    cls: Any = getattr(func, "cls", None)
+    func = view_of(endpoint)
+    cls: Theirs = getattr(func, "cls", None)
     found: list[Bound] = []
     if not hasattr(cls, "throttle_classes"):
         return found, True
     place = f"the throttles of {endpoint.label}"
-    view: Any = cls
-    kinds: list[Any] = []
+    view: Theirs = cls
+    kinds: list[object] = []
     asked = False
     try:
-        view = cls(**func.initkwargs)  # an action of a viewset may have its own
+        view = cls(**vars(func)["initkwargs"])  # an action of a viewset may have its own
         kinds += view.throttle_classes
         with within(place):
             # As REST framework does: it makes all throttles, and then asks one after the other.
             ours = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, RateThrottle)]
-            throttles: list[Any] = [kind() for kind in ours]
+            throttles: list[Theirs] = [kind() for kind in ours]
             asked = True
             for throttle in throttles:
                 if throttle.prepare(view):
@@ -101,7 +100,7 @@ def _throttled(
     return found, not has_own_code(cls, _CHOICE)
 
 
-def _may_change(cls: type, view: Any, kinds: list[Any], *, asked: bool) -> bool:
+def _may_change(cls: type, view: object, kinds: list[object], *, asked: bool) -> bool:
     """True if the project's own code runs before REST framework meets the error in one of these throttles.
 
     Permissions are asked before throttles, and get the view.
@@ -128,7 +127,7 @@ def has_own_code(cls: type, names: AbstractSet[str]) -> bool:
     return False
 
 
-def _is_own(thing: Any) -> bool:
+def _is_own(thing: object) -> bool:
     """True if a class or a function is neither of Django, nor of REST framework, nor of this library."""
     module = getattr(thing, "__module__", None) or "builtins"  # those of C have none
     return str(module).partition(".")[0] not in _FRAMEWORKS

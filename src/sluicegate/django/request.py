@@ -1,17 +1,22 @@
-"""The state of one Django request: what keys read from it, and what the gate has decided about it."""
+"""The state of one Django request: what keys read from it, and what the gate has decided about it.
+
+Django closes a request with the response that it sends, also when that response has replaced others. If Django's task
+is cancelled, it closes nothing. Then the request is over when its object is freed.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Self, cast
+from typing import TYPE_CHECKING, Final, Self
 from weakref import finalize, ref
 
-from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 
 from sluicegate.django.users import UNKNOWN, UserLookup, known_user
+from sluicegate.errors import RuleError
 from sluicegate.plan import Decision
 from sluicegate.runtime import fork
 from sluicegate.stores.completion import running_loop
@@ -20,6 +25,11 @@ from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.http import environ_name
 from sluicegate.web.preflight import is_preflight
 from sluicegate.web.request_state import NO_MARKS, RequestState
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from sluicegate.observe.events import Pending
 
 _PENDING: Final = "_sluicegate_pending"  # attribute of a request
 STATE: Final = "sluicegate"  # attribute of a request: its state
@@ -30,7 +40,7 @@ _LATE: Final = frozenset(("rest_framework", "ninja"))  # packages that authentic
 class DjangoRequestState(RequestState):
     """One Django request: what keys read from it, and what the gate has decided about it.
 
-    Stored on the request as `request.sluicegate`. Its reference to the request is weak: a strong one would make a
+    Stored on the request as `request.sluicegate`. Its references to the request are weak: a strong one would make a
     cycle, and the request would live until the garbage collector runs. `meta` is strong: it refers to no request, and
     a plan may read the address after the request's task was cancelled. A copy of the request, which a middleware may
     pass on, has the same state; it may be freed before the request itself.
@@ -39,6 +49,7 @@ class DjangoRequestState(RequestState):
     __slots__ = (
         "__weakref__",
         "_request",
+        "_scope",
         "alone",
         "bounds",
         "charged",
@@ -49,17 +60,17 @@ class DjangoRequestState(RequestState):
         "own_request",
         "releases_at_close",
     )
-    is_async = False
 
     def __init__(self, request: HttpRequest, gate: Gate | AsyncGate) -> None:
         # Not by super(): this runs for every request.
         self.gate, self.decision, self.settlement, self.enforced = gate, None, None, NO_MARKS
-        self._request: Callable[[], Any] = ref(request)
-        self.own_request: Callable[[], Any] = self._request  # not a copy of it, which Django would not close
-        self.meta: dict[str, Any] = request.META
+        # The request that is charged, perhaps a copy, and the one that Django closes.
+        self._request = self.own_request = ref(request)
+        self.meta = request.META
+        self._scope = vars(request).get("scope")  # under ASGI: the headers as they were sent
         self.bounds: Collection[Bound] = ()  # the rules that are being charged
         self.charged = False  # the plan of the endpoint has been decided
-        self.found_user: Any = UNKNOWN  # the user found by the lookup: one request does one lookup
+        self.found_user: object = UNKNOWN  # the user found by the lookup: one request does one lookup
         self.login_failed = False  # Django has sent its signal about it
         self.releases_at_close = False  # closing the request releases its slots
         self.alone = False  # a decorator has made this state: there is no middleware
@@ -83,20 +94,20 @@ class DjangoRequestState(RequestState):
     @property
     def native(self) -> HttpRequest:
         """The request that is being charged; the one of this state if that was a copy and is gone."""
-        request: HttpRequest | None = self._request()
-        return self.own_request() if request is None else request
+        request = self._request() or self.own_request()
+        if request is None:  # a charge goes on after its request was freed: the event of it has no method then
+            raise AttributeError("the request of this state was freed")
+        return request
 
     @property
     def method(self) -> str:
         """The method. Django has converted it to capitals."""
-        method: str | None = self.native.method
-        return "GET" if method is None else method
+        return self.native.method or "GET"
 
     @property
     def path(self) -> str:
         """The path below the script's mount point."""
-        path: str = self.native.path_info
-        return path
+        return self.native.path_info
 
     @property
     def peer(self) -> str | None:
@@ -105,9 +116,16 @@ class DjangoRequestState(RequestState):
         return None if address is None else str(address)
 
     def header(self, name: str) -> Sequence[str]:
-        """Return a header as one line: the server or Django has joined its lines."""
-        value = self.meta.get(environ_name(name))
-        return () if value is None else (value,)
+        """Return a header as one line: the server or Django has joined its lines.
+
+        Under ASGI only lines with just this name: Django before 5.2.13 also joins those of X_Forwarded_For.
+        """
+        if self._scope is None:
+            value = self.meta.get(environ_name(name))
+            return () if value is None else (value,)
+        wanted = name.lower().encode("latin-1")
+        lines = [value.decode("latin-1") for key, value in self._scope["headers"] if key == wanted]
+        return (",".join(lines),) if lines else ()
 
     def path_value(self, name: str) -> str | None:
         """Return a parameter of the matched path."""
@@ -117,22 +135,20 @@ class DjangoRequestState(RequestState):
 
     def user(self) -> Hashable | Awaitable[Hashable | None] | None:
         """Return the primary key of the signed-in user, or an awaitable of it where the session has to be awaited."""
-        name: Any = known_user(self.native, is_async=self.is_async)
-        if name is UNKNOWN:
-            name = self.found_user
-        return self._look_up() if name is UNKNOWN else cast("Hashable | None", name)
-
-    def _look_up(self) -> Hashable | Awaitable[Hashable | None] | None:
-        name = self.found_user = UserLookup(self, self.gate, self.bounds).run()
-        return name
+        request = self._request() or self.own_request()  # as `native`, without a call
+        if getattr(request, "user", None) is None:
+            return None
+        name = known_user(request, is_async=isinstance(self.gate, AsyncGate))
+        name = self.found_user if name is UNKNOWN else name
+        return UserLookup(self).start() if name is UNKNOWN else name
 
     def signs_in_later(self) -> bool:
         """True if the request has credentials, and the project has a framework that reads them inside the view."""
         return "HTTP_AUTHORIZATION" in self.meta and not _LATE.isdisjoint(sys.modules)
 
-    def pending(self) -> Any:
+    def pending(self) -> Pending | None:
         """Return what keeps the decisions about the request until it is closed; None if the request is gone."""
-        request: Any = self.own_request()
+        request = self.own_request()
         return None if request is None else pending_of(request)
 
     def is_cors_preflight(self) -> bool:
@@ -140,53 +156,23 @@ class DjangoRequestState(RequestState):
         return self.method == "OPTIONS" and is_preflight("OPTIONS", self.header)
 
 
-class AsyncDjangoRequestState(DjangoRequestState):
-    """The same on an event loop, where finding the user may have to be awaited."""
-
-    __slots__ = ("_scope",)
-    is_async = True
-
-    def __init__(self, request: HttpRequest, gate: Gate | AsyncGate) -> None:
-        super().__init__(request, gate)
-        self._scope: dict[str, Any] | None = getattr(request, "scope", None)
-
-    def header(self, name: str) -> Sequence[str]:
-        """Return a header, joined from lines with just this name: Django before 5.2.13 also joins X_Forwarded_For."""
-        if self._scope is None:
-            return super().header(name)
-        wanted = name.lower().encode("latin-1")
-        lines = [value.decode("latin-1") for key, value in self._scope["headers"] if key == wanted]
-        return (",".join(lines),) if lines else ()
-
-    async def _look_up(self) -> Hashable | None:
-        name = self.found_user = await UserLookup(self, self.gate, self.bounds).run_async()
-        return name
-
-
-def pending_of(request: HttpRequest) -> Any:
-    """Return what keeps the decisions about a request for `on_decision`. The end of the request delivers them.
-
-    Django closes the request with its response. If Django's task is cancelled, it closes nothing: then freeing the
-    request delivers them, on the loop if there is one, because a request may be freed at any line of any thread. A
-    request of WSGI has no task. It may be freed before its response is sent.
-    """
-    pending = vars(request).get(_PENDING)
+def pending_of(request: HttpRequest) -> Pending:
+    """Return what keeps the decisions about a request for `on_decision`. The end of the request delivers them."""
+    pending: Pending | None = vars(request).get(_PENDING)
     if pending is None:
         from sluicegate.observe.events import Pending
 
         pending = vars(request)[_PENDING] = Pending(("", request.method or "GET"))
-        end_with(request, pending.end)
-        if isinstance(request, ASGIRequest):
-            loop = running_loop()
-            end = pending.end if loop is None else partial(_end_on, loop, pending)
-            finalize(request, partial(end_here, end, fork.generation())).atexit = False
+        at_close(request, pending.end)
+        if hasattr(request, "scope"):  # a request of WSGI has no task, and may be freed before its response is sent
+            if_lost(request, pending.end)
     match = request.resolver_match
     if match is not None:
         pending.at = match.route or "", pending.at[1]
     return pending
 
 
-def end_with(request: HttpRequest, end: Callable[[], None]) -> None:
+def at_close(request: HttpRequest, end: Callable[[], None]) -> None:
     """Let the `close` of a request also call `end`, whatever else fails. It must not keep the request alive."""
     before, reference = vars(request).get("close"), ref(request)
 
@@ -202,40 +188,50 @@ def end_with(request: HttpRequest, end: Callable[[], None]) -> None:
     vars(request)["close"] = close
 
 
-def _end_on(loop: Any, pending: Any) -> None:
-    try:
-        loop.call_soon_threadsafe(pending.end)
-    except RuntimeError:  # the loop is closed
-        pending.end()
+def if_lost(request: HttpRequest, end: Callable[[], None]) -> None:
+    """Call `end` on the loop when this request is freed: Django does not close a request whose task was cancelled."""
+    finalize(request, partial(_on_loop, running_loop(), end, process=fork.generation())).atexit = False
 
 
-def end_here(end: Callable[[], None], process: int) -> None:
-    """Deliver, or release slots, unless this is a child of the process that serves the request."""
-    if process == fork.generation():
+def _on_loop(loop: AbstractEventLoop | None, end: Callable[[], None], process: int) -> None:
+    """Call `end` on the loop: a request may be freed at any line of any thread. A child of fork ends nothing."""
+    if process != fork.generation():
+        return
+    if loop is None:
         end()
+    else:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(end)
 
 
-def native_of(request: Any) -> HttpRequest | None:
+def native_of(request: object) -> HttpRequest | None:
     """Return Django's request: the argument itself, or the one inside REST framework's request. None without one."""
     found = getattr(request, "_request", request)
     return found if isinstance(found, HttpRequest) else None
 
 
-def state_of(request: Any) -> DjangoRequestState | None:
+def native_request(request: object, what: str) -> HttpRequest:
+    """Return Django's request, for `what` needs it. Raises RuleError without one."""
+    native = native_of(request)
+    if native is None:
+        raise RuleError(what, type(request), problem="not a request", expected="give the view's own request first")
+    return native
+
+
+def state_of(request: object) -> DjangoRequestState | None:
     """Return the state of a request, also of REST framework's; None if sluicegate has not seen it."""
-    facts = vars(request)  # not getattr: most requests have neither attribute, and that costs an exception
-    found = (vars(facts["_request"]) if "_request" in facts else facts).get(STATE)
+    found = getattr(getattr(request, "_request", request), STATE, None)
     return found if isinstance(found, DjangoRequestState) else None
 
 
 def outer_of(request: HttpRequest) -> RequestState | None:
     """Return the state that a limiter around the whole project (`sluicegate.wsgi` or `sluicegate.asgi`) has made."""
-    scope: Any = vars(request).get("scope")
+    scope = vars(request).get("scope")
     state: RequestState | None = None if scope is None else scope.get("state", {}).get("sluicegate")
     return state or request.META.get(OUTER)
 
 
-def decision(request: Any) -> Decision | None:
+def decision(request: object) -> Decision | None:
     """Return the decision about this request, for views and other middleware; None if no rule applied.
 
     Takes a request of Django or of REST framework.
@@ -246,10 +242,5 @@ def decision(request: Any) -> Decision | None:
 
 def begin(request: HttpRequest, gate: Gate | AsyncGate) -> DjangoRequestState:
     """Make the state of a request, and store it on the request."""
-    state = vars(request)[STATE] = new_state(request, gate)
+    state = vars(request)[STATE] = DjangoRequestState(request, gate)
     return state
-
-
-def new_state(request: HttpRequest, gate: Gate | AsyncGate) -> DjangoRequestState:
-    """Make the state of a request."""
-    return (AsyncDjangoRequestState if isinstance(gate, AsyncGate) else DjangoRequestState)(request, gate)

@@ -5,17 +5,19 @@ It reads views as Django and REST framework wrap them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
 from inspect import unwrap
 from types import FunctionType, MethodType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from django.http import HttpRequest
 from django.urls import URLResolver, get_resolver, get_urlconf
 
 from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint, label_of, method_marks
 from sluicegate.web.marks import Mark, marks_of
+
+AnyView: TypeAlias = Callable[..., Any]
 
 
 def arrival_of(request: HttpRequest) -> Arrival:
@@ -66,7 +68,12 @@ def endpoints() -> list[Endpoint]:
     return found
 
 
-def _verbs(view: Any) -> list[str]:
+def view_of(endpoint: Endpoint) -> object:
+    """Return the view of an endpoint that `endpoints` has returned; None for requests that match no route."""
+    return _of_key(endpoint.view[0]) if isinstance(endpoint.view, tuple) else None
+
+
+def _verbs(view: Hashable) -> list[str]:
     """Return the methods that a class-based view takes, without OPTIONS, which Django answers; [""] for a function."""
     cls: Any = class_of(view)
     if cls is None:
@@ -76,7 +83,7 @@ def _verbs(view: Any) -> list[str]:
     return [verb for verb in names if verb not in ("options", "head")] or [""]
 
 
-def _routes(resolver: URLResolver, route: str = "", space: str = "") -> Iterator[tuple[Callable[..., Any], str, str]]:
+def _routes(resolver: URLResolver, route: str = "", space: str = "") -> Iterator[tuple[Hashable, str, str]]:
     """Yield the view, the template and the name of each route, in the order of the URLconf."""
     for pattern in resolver.url_patterns:
         template = route + str(pattern.pattern)
@@ -87,15 +94,15 @@ def _routes(resolver: URLResolver, route: str = "", space: str = "") -> Iterator
 
 
 @lru_cache(maxsize=16)
-def _first_routes(resolver: URLResolver) -> dict[Any, str]:
+def _first_routes(resolver: URLResolver) -> dict[Hashable, str]:
     """Return the first route of each view in the URLconf: the same in every worker, whichever URL it serves first."""
-    first: dict[Any, str] = {}
+    first: dict[Hashable, str] = {}
     for view, template, _ in _routes(resolver):
         first.setdefault(_inmost(view), template)
     return first
 
 
-def _inmost(view: Any) -> Any:
+def _inmost(view: Hashable) -> Hashable:
     """Return the innermost part of a wrapped view: its class, or the function."""
     return class_of(view) or keyed(unwrap(_of_key(view)))
 
@@ -105,7 +112,7 @@ class _ByIdentity:
 
     __slots__ = ("view",)
 
-    def __init__(self, view: Any) -> None:
+    def __init__(self, view: AnyView) -> None:
         self.view = view
 
     def __hash__(self) -> int:
@@ -115,24 +122,22 @@ class _ByIdentity:
         return type(other) is _ByIdentity and other.view is self.view
 
 
-_IDENTITIES: Final[tuple[Any, ...]] = (
-    object.__hash__,
-    MethodType.__hash__,
-)  # the hashes of objects that are equal only to themselves
+_IDENTITIES: Final[tuple[object, ...]] = (object.__hash__, MethodType.__hash__)
+"""The hashes of objects that are equal only to themselves."""
 
 
-def keyed(view: Any) -> Any:
+def keyed(view: AnyView) -> Hashable:
     """Return the view, or a key of it where the view itself can be no key."""
-    return view if type(view).__hash__ in _IDENTITIES or type(view) is _ByIdentity else _ByIdentity(view)
+    return view if type(view).__hash__ in _IDENTITIES else _ByIdentity(view)
 
 
-def _of_key(key: Any) -> Any:
+def _of_key(key: Hashable) -> Any:
     """Return the view of a key."""
     return key.view if type(key) is _ByIdentity else key
 
 
 @lru_cache(maxsize=4096)
-def class_of(view: Any) -> type | None:
+def class_of(view: Hashable) -> type | None:
     """Return the class behind `as_view()`: Django calls it `view_class`, REST framework `cls`."""
     view = _of_key(view)
     found = getattr(view, "view_class", None) or getattr(view, "cls", None)
@@ -151,7 +156,7 @@ def _verb(cls: type, method: str | None) -> str:
 
 
 @lru_cache(maxsize=4096)  # more than the routes of a project; only override_settings makes more
-def _arrival(key: Any, name: str, route: str, *, verb: str) -> Arrival:
+def _arrival(key: Hashable, name: str, route: str, *, verb: str) -> Arrival:
     cls, view = class_of(key), _of_key(key)
     label = label_of(view) if cls is None else _class_label(cls)
     marks = marks_of(view)

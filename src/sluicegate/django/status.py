@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, HttpResponse
 
 from sluicegate.django import conf
-from sluicegate.django.decorators import exempt
+from sluicegate.django.conf import Gates
 from sluicegate.observe.status import Status
 from sluicegate.web.health import FIELDS, OK, answer, check_code
+from sluicegate.web.marks import EXEMPT, declare
 
 
 def status() -> Status:
     """Return this process's status: of its ASGI limiter if it has one, else of its WSGI limiter. Charges nothing."""
     conf.check_can_wait("status", "()", instead="astatus()")
-    under_asgi = conf.opened_async_gate()
+    under_asgi = Gates.async_
     return conf.sync_gate().limiter.status() if under_asgi is None else async_to_sync(under_asgi.limiter.status)()
 
 
@@ -35,9 +35,12 @@ def reset_all(identity: object) -> int:
         reset_all(("ip", "203.0.113.7"))
     """
     conf.check_can_wait("reset_all", type(identity), instead="areset_all(…)")
-    under_asgi = conf.opened_async_gate()
+    under_asgi = Gates.async_
     found = 0 if under_asgi is None else async_to_sync(under_asgi.reset_all)(identity)
-    return found + sum([gate.reset_all(identity) for gate in conf.sync_gates()])
+    # The gates may count in different memories, and each remembers refusals of its own.
+    opened = [gate for gate in (Gates.sync, Gates.loop) if gate is not None]
+    gates = opened if opened or under_asgi is not None else [conf.sync_gate()]
+    return found + sum([gate.reset_all(identity) for gate in gates])
 
 
 async def areset_all(identity: object) -> int:
@@ -58,4 +61,4 @@ def health(*, unavailable: int = OK) -> Callable[[HttpRequest], HttpResponse]:
         code, body = answer(status(), unavailable=unavailable)
         return HttpResponse(body, status=code, headers=dict(FIELDS))
 
-    return cast("Callable[[HttpRequest], HttpResponse]", exempt(sluicegate_health))
+    return declare(sluicegate_health, EXEMPT)

@@ -6,12 +6,11 @@ charge joins what the request was charged before: all or nothing, and one set of
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 from asgiref.sync import async_to_sync
 from django.http import HttpRequest
@@ -20,8 +19,8 @@ from sluicegate.address import NO_PEER, Trust, client_address
 from sluicegate.clock import MICROSECOND
 from sluicegate.django import conf
 from sluicegate.django.lifecycle import release_at_close
-from sluicegate.django.request import DjangoRequestState, new_state, state_of
-from sluicegate.django.signals import rate_limited
+from sluicegate.django.request import DjangoRequestState, native_request, state_of
+from sluicegate.django.responses import rate_limited
 from sluicegate.errors import QuotaError, RuleError, within
 from sluicegate.identity import identity_text
 from sluicegate.plan import Check, Decision, Outcome, Plan, RateLimitExceeded
@@ -30,7 +29,7 @@ from sluicegate.rules.key import Caller, KeySpec
 from sluicegate.rules.rule import QuotaFunction, Rule
 from sluicegate.rules.terms import read
 from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
-from sluicegate.stores.completion import running_loop
+from sluicegate.stores.completion import running_loop, start
 from sluicegate.web.bound import Bound, names_of, unique
 from sluicegate.web.charge import NOTHING, Charge
 from sluicegate.web.charges import Charges
@@ -41,7 +40,8 @@ from sluicegate.web.marks import RuleOptions
 from sluicegate.web.problem import detail
 
 _STATE: Final = "_sluicegate_throttles"
-_sending: Final[set[asyncio.Task[Any]]] = set()  # an event loop keeps only weak references to its tasks
+Theirs: TypeAlias = Any
+"""What the classes of a framework declare, each with a type of its own or with none."""
 
 
 class RateThrottle:
@@ -54,16 +54,18 @@ class RateThrottle:
       `get_cache_key`, unless it is given here.
     """
 
-    framework: ClassVar[Any]  # the framework's SimpleRateThrottle
-    standard: ClassVar[tuple[KeySpec, Any] | None] = None  # a key, and the `get_cache_key` that names the same clients
+    framework: ClassVar[Theirs]  # the framework's SimpleRateThrottle
+    # A key, and the `get_cache_key` that names the same clients.
+    standard: ClassVar[tuple[KeySpec, Callable[..., object]] | None] = None
     options: ClassVar[RuleOptions] = {}
 
-    rate: Any
-    scope: Any
-    num_requests: Any
-    duration: Any
-    cache_format: Any
-    get_cache_key: Any
+    THROTTLE_RATES: ClassVar[Theirs]  # rates by scope
+    rate: Theirs
+    scope: Theirs
+    num_requests: Theirs
+    duration: Theirs
+    cache_format: Theirs
+    get_cache_key: Theirs
     _parsed: tuple[Quota, ...] = ()
 
     def __init_subclass__(cls) -> None:
@@ -72,20 +74,20 @@ class RateThrottle:
             problem, expected = "the framework answers what a throttle refuses", "use its own exception handlers"
             raise RuleError(f"{cls.__name__}: on_denied", given, problem=problem, expected=expected)
 
-    def parse_rate(self, rate: Any) -> tuple[Any, Any]:
+    def parse_rate(self, rate: Theirs) -> tuple[Theirs, Theirs]:
         """Return the number of requests and the seconds of a rate; of its first quota if it has several."""
         if rate is None or callable(rate):
             return None, None
         self._parsed = self._read(rate)
         return self._parsed[0].limit, self._parsed[0].period
 
-    def get_ident(self, request: Any) -> str | None:
+    def get_ident(self, request: object) -> str | None:
         """Return the client's address. `TRUSTED_PROXIES` says whose header is trusted; without it, the framework's own
         number of proxies does.
         """
-        native = native_request(request)
+        native = native_request(request, "throttle")
         gate = gate_for(native)
-        caller = new_state(native, gate)
+        caller = DjangoRequestState(native, gate)
         settings = gate.settings
         proxies = None if settings.trusted_proxies is not None else self.proxies()
         trust = Trust.of(proxies) if proxies else settings.trust
@@ -100,34 +102,34 @@ class RateThrottle:
         """Return the answer for a request that was charged. For subclasses."""
         return True
 
-    def bounds(self, request: Any, key: str) -> tuple[Bound, ...]:
+    def bounds(self, request: object, key: str) -> tuple[Bound, ...]:
         """Return the rule of this throttle, ready for this request; nothing if there is no limit.
 
         `key` is what `get_cache_key` has returned. Unless a subclass has changed it, sluicegate's own key of the same
         meaning takes its place, so that plain views with the same scope share the budget.
         """
-        quotas = self._quotas(request)
-        if quotas is None:
-            return ()
-        gate = gate_for(native_request(request))
-        spec = self._key(proxied=gate.settings.trusted_proxies is not None)
-        kind: Any = type(self)
-        found = _bounds(gate, kind, self.scope, quotas=quotas, key=spec)
-        if spec is None:
-            found = tuple([replace(bound, key=_key_of(identity_text(key))) for bound in found])
-        return found
+        gate = gate_for(native_request(request, "throttle"))
+        own, found = self._ready(gate, self._quotas(request))
+        return found if own is not None else tuple([replace(each, key=_key_of(identity_text(key))) for each in found])
 
     def declared(self, gate: Gate | AsyncGate) -> tuple[Bound, ...]:
         """Return the rule of this throttle for people who read it: it is complete except for the identity."""
-        quotas = self.rate if callable(self.rate) else self._quotas(None)
-        if quotas is None:
-            return ()
-        key = self._key(proxied=gate.settings.trusted_proxies is not None)
-        kind: Any = type(self)
-        own = partial(self.get_cache_key, view=None)
-        return _bounds(gate, kind, self.scope, quotas=quotas, key=own if key is None else key)
+        is_chosen = callable(self.rate)  # for each request
+        own, found = self._ready(gate, self.rate if is_chosen else self._quotas(None))
+        key = partial(self.get_cache_key, view=None)
+        return found if own is not None else tuple([replace(each, rule=replace(each.rule, key=key)) for each in found])
 
-    def _quotas(self, request: Any) -> tuple[Quota, ...] | None:
+    def _ready(
+        self, gate: Gate | AsyncGate, quotas: tuple[Quota, ...] | QuotaFunction | None
+    ) -> tuple[KeySpec | None, tuple[Bound, ...]]:
+        """Return the key, and the rule with it: with the key "ip" if the text of `get_cache_key` is the identity."""
+        key = self._key(proxied=gate.settings.trusted_proxies is not None)
+        if quotas is None:
+            return key, ()
+        kind: Theirs = type(self)  # mypy takes the hash of a class for that of its instances
+        return key, _bounds(gate, kind, self.scope, quotas=quotas, key="ip" if key is None else key)
+
+    def _quotas(self, request: object) -> tuple[Quota, ...] | None:
         rate = self.rate
         if callable(rate):
             rate = rate(request)
@@ -140,7 +142,7 @@ class RateThrottle:
             return parsed
         return None if self.num_requests is None else (Quota(self.num_requests, self.duration),)  # set by a subclass
 
-    def _read(self, rate: Any) -> tuple[Quota, ...]:
+    def _read(self, rate: Theirs) -> tuple[Quota, ...]:
         """Read a rate. An error names this class."""
         try:
             return read_rate(rate, self.framework)
@@ -169,7 +171,7 @@ def _key_of(text: str) -> Callable[[Caller], str]:
 
 
 @lru_cache(maxsize=1024)
-def read_rate(rate: Any, framework: Any) -> tuple[Quota, ...]:
+def read_rate(rate: Theirs, framework: Theirs) -> tuple[Quota, ...]:
     """Return the quotas of a rate: as the framework reads the text, or as sluicegate does.
 
     Raises QuotaError for a text that neither can read, or that has two meanings ("10/month" is 10 a minute for REST
@@ -196,11 +198,16 @@ def read_rate(rate: Any, framework: Any) -> tuple[Quota, ...]:
 
 @lru_cache(maxsize=1024)
 def _bounds(
-    gate: Gate | AsyncGate, cls: Any, scope: Any, *, quotas: tuple[Quota, ...] | QuotaFunction, key: KeySpec | None
+    gate: Gate | AsyncGate,
+    cls: type[RateThrottle],
+    scope: object,
+    *,
+    quotas: tuple[Quota, ...] | QuotaFunction,
+    key: KeySpec,
 ) -> tuple[Bound, ...]:
     label = str(scope) if scope else f"{cls.__module__}.{cls.__qualname__}"
     name = printable(label).strip() or "throttle"
-    options: dict[str, Any] = {**cls.options, "key": "ip" if key is None else key}
+    options: RuleOptions = {**cls.options, "key": key}
     with within(cls.__name__):
         return gate.bind_rule(Rule(name=name, scope=scope_of(Endpoint(label=label)), quota=quotas, **options))
 
@@ -230,9 +237,9 @@ class _ThrottleCharge(Charge):
         """Charge nothing after a throttle has refused: the others only say how long the client has to wait."""
         trimmed = super()._trim(plan)
         asked = trimmed if self._instead is None else self._instead
-        names = {_budget(check): check.terms.name for check in plan.checks}
-        self._names = [names[_budget(check)] for check in asked.checks]
-        self._charged = [(names[_budget(check)], check, outcome) for check, outcome in self._known]
+        names = {check.budget: check.terms.name for check in plan.checks}
+        self._names = [names[check.budget] for check in asked.checks]
+        self._charged = [(names[check.budget], check, outcome) for check, outcome in self._known]
         return trimmed._replace(charge=False) if self._is_refused else trimmed
 
     def _join(self, decision: Decision | None) -> tuple[Charges, Decision]:
@@ -249,12 +256,6 @@ def is_refused(state: DjangoRequestState) -> bool:
     return state.decision is not None and not state.decision.allowed
 
 
-def native_request(request: Any) -> HttpRequest:
-    """Return Django's request: the argument, or the one inside it."""
-    found: HttpRequest = getattr(request, "_request", request)
-    return found
-
-
 def gate_for(native: HttpRequest) -> Gate | AsyncGate:
     """Return the gate that can charge this request from here."""
     state = state_of(native)
@@ -262,27 +263,25 @@ def gate_for(native: HttpRequest) -> Gate | AsyncGate:
     return conf.loop_gate() if isinstance(gate, AsyncGate) and running_loop() is not None else gate
 
 
-def state_for(request: Any) -> DjangoRequestState | None:
+def state_for(request: object) -> DjangoRequestState | None:
     """Return the state of a request; None if limits are off.
 
     It is the state of the middleware. Without it there is a state for each call of the view, kept
     on the framework's own request: Django's request may come again (in tests it does), and is then charged again. On
     Django's request `charge` would find it, and nothing would answer its refusal.
     """
-    native = native_request(request)
+    native = native_request(request, "throttle")
     state = state_of(native)
     if state is not None and state.can_refuse:
         return state
     gate = gate_for(native)
     if not gate.settings.enabled:
         return None
-    found: DjangoRequestState | None = None if request is native else vars(request).get(_STATE)
-    if found is None:
-        found = new_state(native, gate)
-        found.open = False  # nothing will add the fields
-        if request is not native:
-            setattr(request, _STATE, found)
-    return found
+    known: dict[str, DjangoRequestState] = {} if request is native else vars(request)
+    if _STATE not in known:
+        known[_STATE] = DjangoRequestState(native, gate)
+        known[_STATE].open = False  # nothing will add the fields
+    return known[_STATE]
 
 
 def decide(native: HttpRequest, state: DjangoRequestState, wanted: Sequence[tuple[Bound, ...]]) -> list[Decision]:
@@ -310,13 +309,10 @@ def decide(native: HttpRequest, state: DjangoRequestState, wanted: Sequence[tupl
 
 def _send_signal(native: HttpRequest, decision: Decision) -> None:
     """Send the signal of a refusal. On the event loop its receivers run in a task, because they may be async."""
-    loop = running_loop()
-    if loop is None:
+    if running_loop() is None:
         rate_limited.send_robust(type(native), request=native, decision=decision)
-        return
-    task = loop.create_task(rate_limited.asend_robust(type(native), request=native, decision=decision))
-    _sending.add(task)
-    task.add_done_callback(_sending.discard)
+    else:
+        start(rate_limited.asend_robust(type(native), request=native, decision=decision))
 
 
 @contextmanager
@@ -354,7 +350,3 @@ def wait_after(decision: Decision) -> float | None:
             return None
         longest = max(longest, wait)
     return longest / MICROSECOND
-
-
-def _budget(check: Check) -> tuple[str, str]:
-    return check.terms.rule_id, check.identity
