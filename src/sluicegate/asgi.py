@@ -10,7 +10,7 @@ releases the slot of a concurrency limit when the application has returned or th
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Hashable, Iterator, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
@@ -33,7 +33,7 @@ from sluicegate.web.asgi_messages import (
     response_of,
     with_fields,
 )
-from sluicegate.web.bound import NO_BOUNDS, Bounds, EndpointRules
+from sluicegate.web.bound import NO_BOUNDS, EndpointRules
 from sluicegate.web.charge import AnyQuota, AsyncCharge, Charge, ChargedRule, ChargeOptions, run_async
 from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint
 from sluicegate.web.gate import AsyncGate
@@ -42,12 +42,13 @@ from sluicegate.web.http import denial
 from sluicegate.web.preflight import is_preflight
 from sluicegate.web.request_state import NO_MARKS, RequestState, warn_of_twice
 from sluicegate.web.settings import Settings, SettingsOptions, hide
-from sluicegate.web.settlement import AsyncSettlement
+from sluicegate.web.settlement import AsyncSettlement, Settlement
 
 if TYPE_CHECKING:
-    from sluicegate.observe.events import DecisionEvent, Delivery
+    from sluicegate.observe.events import DecisionEvent
 
 Scope = MutableMapping[str, Any]
+Params = Mapping[str, object]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -97,16 +98,19 @@ class AsgiCaller:
     def header(self, name: str) -> Sequence[str]:
         """Return all lines of a header, in order."""
         wanted, lines = encoded_name(name), []
-        found = self.scope.get("headers")
-        for key, value in found if type(found) is list else header_lines(self.scope):  # nearly always this is a list
+        for key, value in header_lines(self.scope):
             if key == wanted:
                 lines.append(value.decode("latin-1"))
         return lines
 
     def path_value(self, name: str) -> str | None:
-        """Return a parameter of the matched path."""
-        value = (self.scope.get("path_params") or {}).get(name)
+        """Return a parameter of the matched path; None if the path has no such parameter."""
+        value = self.params().get(name)
         return None if value is None else str(value)
+
+    def params(self) -> Params:
+        """Return the parameters of the path, as the application gets them."""
+        return self.scope.get("path_params") or {}
 
     def user(self) -> Hashable | None:
         """Return the user that an outer authentication middleware has put into the scope."""
@@ -126,10 +130,7 @@ class AsgiCaller:
 
     def pending(self) -> Any:
         """Return what keeps the decisions about the request until its answer was sent; None if nothing does."""
-        try:
-            state = self.scope["state"][_STATE]  # nearly always: the same as below, in half the time
-        except (KeyError, TypeError):  # the state is no dict
-            state = state_of(self.scope)
+        state = state_of(self.scope)
         return state if hasattr(state, "made") else None
 
 
@@ -232,7 +233,6 @@ class RateLimitMiddleware:
         options = hide(options)
         self.app = app
         self._checked = False
-        self._everywhere = NO_BOUNDS
         self.settings = Settings.given(settings, options, source="RateLimitMiddleware")
         self.gate = AsyncGate(self.settings)
         self._events = self.gate.limiter.events
@@ -259,18 +259,18 @@ class RateLimitMiddleware:
                 send = _until_answered(send, partial(self._deliver, state, scope))
         try:
             if self.settings.enabled:
-                caller, arrival = self.arrive(scope)
-                if arrival is NOWHERE and outer is None:
-                    bounds = self._everywhere
-                else:
-                    bounds = self._bounds(state, outer, arrival)
-                if scope.get("method") == "OPTIONS" and self._is_free(scope, caller):
-                    bounds = NO_BOUNDS
+                caller, (endpoint, marks) = self.arrive(scope)
+                if outer is not None:  # what it has enforced counts here too
+                    state.enforced = outer.enforced
+                bounds = gate.bind(endpoint, state.enforced and state.enforced.intersection(endpoint.marks))
+                if marks:  # a class's method has its marks, and the endpoint the same under other names
+                    state.enforced = state.enforced.union(endpoint.marks, marks)
+                # In capitals: a CORS layer accepts no other. First the method, for a call less in each request.
+                is_options = scope.get("method") == "OPTIONS"
+                if is_options and is_preflight("OPTIONS", caller.header) and self.answers_preflight(scope):
+                    bounds = NO_BOUNDS  # no view runs
                 if bounds or gate.denies:
-                    begin = bounds.begin  # CPython 3.11 does not specialise the call of an attribute
-                    decision: Any = begin(caller)  # without a coroutine, for most requests
-                    if type(decision) is not Decision:
-                        decision = await gate.finish(decision, caller, bounds)
+                    decision = await gate.decide(caller, bounds)
                     if gate.may_owe:
                         state.note(decision)
                     else:
@@ -299,7 +299,7 @@ class RateLimitMiddleware:
             finally:
                 state.begun = _ENDED
                 if state.settlement is not None:
-                    await cast("AsyncSettlement", state.settlement).over(sys.exception())
+                    await _async(state.settlement).over(sys.exception())
             SERVED.set(before)  # not in the `finally`: after an error nothing reads it
         finally:
             if self._events is not None:
@@ -342,8 +342,7 @@ class RateLimitMiddleware:
 
     def answers_preflight(self, scope: Scope) -> bool:
         """True if something other than a view answers a CORS preflight: here a CORS layer inside the limiter."""
-        answering = (type(each) for each in chain(self.app) if is_cors(type(each)) or not passes_preflight(type(each)))
-        return is_cors(next(answering, None))
+        return responds_to_preflight(map(type, chain(self.app))) is True
 
     def own_answer(
         self, decision: Decision, caller: AsgiCaller, application: object, *, call: tuple[Receive, Send]
@@ -355,24 +354,10 @@ class RateLimitMiddleware:
         """
         return None if self.settings.answer_to(decision) is None else answer_of(self.settings, caller, decision)
 
-    def _is_free(self, scope: Scope, caller: AsgiCaller) -> bool:
-        """True if this is a preflight that runs no view. A CORS layer accepts only OPTIONS in capitals."""
-        return is_preflight(scope["method"], caller.header) and self.answers_preflight(scope)
-
-    def _bounds(self, state: RequestState, outer: RequestState | None, arrival: Arrival) -> Bounds:
-        """Return the rules for this endpoint, without the marks that an outer limiter has enforced."""
-        endpoint, marks = arrival
-        if outer is not None:
-            state.note_marks(outer.enforced)
-        done = frozenset([mark for mark in endpoint.marks if mark in state.enforced])
-        state.note_marks((*endpoint.marks, *marks))
-        return self.gate.bind(endpoint, done)
-
     def _check(self, scope: Scope) -> None:
         """Bind all known endpoints, so that rules that cannot work raise now and not at their first request."""
         self.endpoint_rules(scope)
         self.gate.limiter.check_loop()
-        self._everywhere = self.gate.bind(NOWHERE.endpoint)
         self._checked = True
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -399,48 +384,42 @@ class RateLimitMiddleware:
 
     def _deliver(self, state: Exchange, scope: Scope) -> None:
         """Deliver a request's events when the application has returned, or a WebSocket handshake was answered."""
-        if not state.is_over:
+        if self._events is not None and not state.is_over:
             root_path, method = state.at
             state.at = self.template(scope, root_path), method.upper()  # also for events that come later
-            cast("Delivery", self._events).deliver(state)
+            self._events.deliver(state)
 
     def _adding_fields(self, state: Exchange, scope: Scope, send: Send) -> Send:
         """Make a `send` that adds the fields of the decision to the start of the response."""
         dialect = self.settings.headers
 
         def send_with_fields(message: Message) -> Awaitable[None]:
-            if state.settlement is not None or state.refused is not None:
-                return self._send_and_settle(message, state, (scope, send))
             kind = message["type"]
+            if state.refused is not None:
+                return _nothing()  # the message belongs to a response that was held back
             if kind in BEGINNINGS:
                 if sys.exception() is not None and state.holds_back(message, scope):
                     return _nothing()
                 state.begun = kind
-                decision = state.decision
-                if decision is not None and kind in STARTS:
-                    message = with_fields(message, decision, dialect)
+            if state.settlement is not None:
+                return self._settle_and_send(message, state, send)
+            if state.decision is not None and kind in STARTS:
+                message = with_fields(message, state.decision, dialect)
             return send(message)
 
         return send_with_fields
 
-    async def _send_and_settle(self, message: Message, state: Exchange, call: tuple[Scope, Send]) -> None:
+    async def _settle_and_send(self, message: Message, state: Exchange, send: Send) -> None:
         """Send a message of a request with a settlement: refund, renew or release charges if the message needs it."""
-        scope, send = call
-        if state.refused is not None:
-            return  # the message belongs to a response that was held back
-        if message["type"] in BEGINNINGS:
-            if state.holds_back(message, scope):
-                return
-            state.begun, message = message["type"], listed(message)
-        settlement = cast("AsyncSettlement", state.settlement)
+        settlement = _async(state.settlement)
+        message = listed(message) if message["type"] in BEGINNINGS else message
         response = None if settlement.answered_once else response_of(message)
         if response is None:
             await settlement.going_on()
-        else:
+        else:  # before the fields: they show what the refund has left
             state.regain(await settlement.answered(response))
-        decision = state.decision
-        if decision is not None and message["type"] in STARTS:
-            message = with_fields(message, decision, self.settings.headers)
+        if state.decision is not None and message["type"] in STARTS:
+            message = with_fields(message, state.decision, self.settings.headers)
         await send(message)
         if is_last(message):
             await settlement.sent()
@@ -510,6 +489,11 @@ def _until_answered(send: Send, end: Callable[[], None]) -> Send:
     return send_until_answered
 
 
+def _async(settlement: Settlement | AsyncSettlement | None) -> AsyncSettlement:
+    """Return the settlement of a request here: an async gate makes no other."""
+    return cast("AsyncSettlement", settlement)
+
+
 def _name_taken() -> SettingsError:
     """Return the error for an application whose state has another value under this library's name."""
     problem = "each request's decision is kept under this name"
@@ -524,12 +508,10 @@ async def _nothing() -> None:
 
 def header_lines(scope: Scope) -> Sequence[tuple[bytes, bytes]]:
     """Return a request's header lines, perhaps none. An iterator becomes a list, which replaces it in the scope."""
-    lines = scope.get("headers")
-    if lines is None:
-        return ()
+    lines: Iterable[tuple[bytes, bytes]] = scope.get("headers") or ()
     if not isinstance(lines, (list, tuple)):
         lines = scope["headers"] = list(lines)
-    return cast("Sequence[tuple[bytes, bytes]]", lines)
+    return lines
 
 
 def chain(app: Any) -> Iterator[Any]:
@@ -544,26 +526,27 @@ def chain(app: Any) -> Iterator[Any]:
         app = getattr(app, "middleware_stack", None) or getattr(app, "app", None)
 
 
-def is_cors(kind: object) -> bool:
-    """True if this class is Starlette's CORS layer, which responds to every preflight, or inherits its `__call__`."""
-    cors = getattr(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware", None)
-    return cors is not None and isinstance(kind, type) and issubclass(kind, cors) and kind.__call__ is cors.__call__
-
-
-def passes_preflight(kind: object) -> bool:
-    """True if this layer belongs to a framework or is a limiter, passes a preflight on and runs no code of the user.
-
-    Any other layer may respond after it has read something that the client sent, for example an API key.
+def responds_to_preflight(layers: Iterable[object]) -> bool | None:
+    """Return True if Starlette's CORS layer responds to a preflight, or a class that inherits its `__call__`. False if
+    a layer of the user comes first: it may respond after it has read something of the client's, such as an API key.
+    None if all layers belong to a framework or are limiters, pass a preflight on and run no code of the user.
     """
-    module = str(getattr(kind, "__module__", ""))
-    return module.partition(".")[0] in _FRAMEWORKS and module not in _RUNNING
+    cors = getattr(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware", None)
+    for kind in layers:
+        if cors is not None and isinstance(kind, type) and issubclass(kind, cors) and kind.__call__ is cors.__call__:
+            return True
+        module = str(getattr(kind, "__module__", ""))
+        if module.partition(".")[0] not in _FRAMEWORKS or module in _RUNNING:
+            return False
+    return None
 
 
 def state_of(scope: Scope) -> RequestState | None:
     """Return the state of this scope's request; None if no adapter has seen the request."""
-    state = scope.get("state")
-    is_mapping = isinstance(state, (dict, MutableMapping))  # dict first: nearly always it is a dict
-    found: object = cast("Any", state).get(_STATE) if is_mapping else getattr(state, _STATE, None)
+    state: Any = scope.get("state")
+    # A dict first: nearly always it is one, and the other class is abstract, so it takes long to compare.
+    is_mapping = isinstance(state, dict) or isinstance(state, MutableMapping)  # noqa: SIM101
+    found: object = state.get(_STATE) if is_mapping else getattr(state, _STATE, None)
     return found if isinstance(found, RequestState) else None
 
 

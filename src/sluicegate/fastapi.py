@@ -11,7 +11,7 @@ the middleware's gate.
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from inspect import Parameter, Signature
-from typing import Annotated, Any, Final, NoReturn, Unpack, get_origin
+from typing import Annotated, Any, Final, NoReturn, Unpack, get_args, get_origin
 from uuid import UUID
 
 from sluicegate.asgi import Scope, charge_of
@@ -64,24 +64,23 @@ _NAMES: Final = ("id", "pk", "identity", "username", "sub")
 """What may name a user that a dependency returns: the first of these that the user has."""
 
 
-class _OnInstances:
-    """An attribute that FastAPI reads from a dependency. Reading it from the class raises RuleError."""
+class _Misuse:
+    """An attribute that FastAPI reads of a dependency, or pydantic of an annotation. It raises RuleError if the class
+    itself is given as a dependency, or an instance as an annotation.
+    """
 
-    def __get__(self, instance: object, owner: type) -> NoReturn:
-        if instance is not None:
-            raise AttributeError
-        expected = f'give {owner.__name__}("10/minute"), or Depends({owner.__name__}("10/minute"))'
-        raise RuleError("dependency", owner, problem="the class itself, without a quota", expected=expected)
-
-
-class _OfTypes(_OnInstances):
-    """An attribute that pydantic reads from an annotation. Reading it raises RuleError: RateLimit is no annotation."""
+    def __init__(self, *, of_annotations: bool = False) -> None:
+        self._of_annotations = of_annotations
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
         if instance is None:
-            super().__get__(instance, owner)
-        expected = "write Annotated[Decision | None, RateLimit(…)]"
-        raise RuleError("dependency", instance, problem="given as an annotation", expected=expected)
+            problem = "the class itself, without a quota"
+            expected = f'give {owner.__name__}("10/minute"), or Depends({owner.__name__}("10/minute"))'
+        elif self._of_annotations:
+            problem, expected = "given as an annotation", "write Annotated[Decision | None, RateLimit(…)]"
+        else:
+            raise AttributeError
+        raise RuleError("dependency", owner if instance is None else instance, problem=problem, expected=expected)
 
 
 @shows_half_made
@@ -105,16 +104,16 @@ class RateLimit(Depends):
     FastAPI resolves it once for the request. The key is then "user", and functions read `request.user`.
     """
 
-    dependency: Any = _OnInstances()
-    __signature__: Any = _OnInstances()
-    __get_pydantic_core_schema__: Any = _OfTypes()
+    dependency: Any = _Misuse()
+    __signature__: Any = _Misuse()
+    __get_pydantic_core_schema__: Any = _Misuse(of_annotations=True)
 
     @takes_quota
     def __init__(
         self,
         quota: AnyQuota,
         *,
-        user: Callable[..., Any] | Depends | None = None,
+        user: Callable[..., object] | Depends | None = None,
         refund_earlier: bool = True,
         **options: Unpack[LateOptions],
     ) -> None:
@@ -141,7 +140,7 @@ class RateLimit(Depends):
         mark, refund_earlier, _ = self.rule
         return mark.rule, mark.named, refund_earlier, self.user
 
-    async def __call__(self, connection: HTTPConnection, **resolved: Any) -> Decision | None:
+    async def __call__(self, connection: HTTPConnection, **resolved: object) -> Decision | None:
         """Charge this request once. `resolved` has the user, if there is a dependency that returns it."""
         scope = connection.scope
         state = state_at(scope, "RateLimit on", scope.get("endpoint"))
@@ -157,15 +156,16 @@ class RateLimit(Depends):
         return charged if charged.checks else None
 
 
-def _dependency(user: Any) -> Depends:
+def _dependency(user: object) -> Depends:
     """Return the dependency that finds out the user: the argument `user`, or the one inside of Annotated."""
-    found, annotated = user, get_origin(user) is Annotated
-    if annotated:
-        found = next((each for each in reversed(user.__metadata__) if isinstance(each, Depends)), None)
-    if annotated and found is not None and found.dependency is None:  # then the type itself is the dependency
-        found = replace(found, dependency=user.__origin__)
-    if not isinstance(found, Depends) and callable(found):
-        found = Depends(found)
+    found = user
+    if get_origin(user) is Annotated:
+        kind, *metadata = get_args(user)
+        found = next((each for each in reversed(metadata) if isinstance(each, Depends)), None)
+        if found is not None and found.dependency is None:  # then the type itself is the dependency
+            found = replace(found, dependency=kind)
+    elif not isinstance(user, Depends) and callable(user):
+        found = Depends(user)
     if not isinstance(found, Depends) or found.dependency is None:
         expected = "give the dependency that returns the user, as user=current_user"
         raise RuleError("RateLimit: user", user, problem="not a dependency", expected=expected)
@@ -191,7 +191,7 @@ class _LateCaller(StarletteCaller):
 
     def user(self) -> Hashable | None:
         """Return the user's name; None if nobody is signed in."""
-        user: Any = self._user
+        user = self._user
         if user is None or user is False:
             return None
         if isinstance(user, (str, bytes)):
@@ -200,9 +200,8 @@ class _LateCaller(StarletteCaller):
             return str(user)
         if getattr(user, "is_authenticated", True) is False:
             return None
-        facts = user if isinstance(user, Mapping) else _Attributes(user)
         for name in _NAMES:
-            found = facts.get(name)
+            found: object = user.get(name) if isinstance(user, Mapping) else getattr(user, name, None)
             if found is not None and found is not False and found != "":
                 return str(found)
         problem = f"it has no {', '.join(_NAMES[:-1])} or {_NAMES[-1]}"
@@ -210,18 +209,7 @@ class _LateCaller(StarletteCaller):
         raise IdentityError("RateLimit: user", type(user), problem=problem, expected=expected)
 
 
-class _Attributes:
-    """The attributes of an object, as a mapping has its items."""
-
-    def __init__(self, owner: object) -> None:
-        self._owner = owner
-
-    def get(self, name: str) -> Any:
-        """Return an attribute; None if it is missing."""
-        return getattr(self._owner, name, None)
-
-
-def _header(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _header(text: str, schema: dict[str, object]) -> dict[str, object]:
     return {"description": text, "schema": schema}
 
 

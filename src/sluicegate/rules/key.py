@@ -342,13 +342,15 @@ def _user(nobody: KeyPart) -> KeyPart:
 
     def key(caller: Caller) -> object:
         user = caller.user()
+        if user is None:  # first: nobody has signed in to most requests
+            return nobody(caller)
         if waits(user):
 
             def encoded(found: object) -> object:
                 return nobody(caller) if found is None else encode(found)
 
             return Later(user, encoded, function="user")
-        return nobody(caller) if user is None else encode(user)
+        return encode(user)
 
     return key
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Unpack
 
 import anyio.from_thread
@@ -10,7 +9,7 @@ from starlette.requests import HTTPConnection
 
 from sluicegate.asgi import charge_of
 from sluicegate.errors import AsyncMismatchError, RuleError
-from sluicegate.starlette.request import StarletteCaller
+from sluicegate.starlette.request import StarletteCaller, is_in_a_thread
 from sluicegate.starlette.routes import endpoint_at
 from sluicegate.web.charge import AnyQuota, AsyncCharge, Charge, Charged, ChargedRule, ChargeOptions, run_async
 
@@ -27,7 +26,7 @@ def charge(connection: HTTPConnection, /, quota: AnyQuota, **options: Unpack[Cha
         async with charge(request, "2 at once"): ...  # until the block ends; without one until the response ends
     """
     one = _charge_of(connection, quota, **options)
-    if _is_in_a_thread():
+    if is_in_a_thread():
         problem, expected = "called in a plain function, where nothing can await it", "write charge_sync(…)"
         raise AsyncMismatchError("charge", quota, problem=problem, expected=expected)
     return AsyncCharge(run_async(one, StarletteCaller(connection.scope)))
@@ -36,7 +35,7 @@ def charge(connection: HTTPConnection, /, quota: AnyQuota, **options: Unpack[Cha
 def charge_sync(connection: HTTPConnection, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> Charged:
     """Do the same as `charge` in a plain function, which Starlette and FastAPI run in a thread."""
     one = _charge_of(connection, quota, **options)
-    if not _is_in_a_thread():
+    if not is_in_a_thread():
         problem, expected = "called on the event loop, where it cannot wait", "write await charge(…)"
         raise AsyncMismatchError("charge_sync", quota, problem=problem, expected=expected)
     run = anyio.from_thread.run
@@ -50,11 +49,3 @@ def _charge_of(connection: HTTPConnection, /, quota: AnyQuota, **options: Unpack
         expected = "give the endpoint's own request or websocket first"
         raise RuleError("charge", type(connection), problem="not a request", expected=expected)
     return charge_of(rule, connection.scope, endpoint_at(connection.scope))
-
-
-def _is_in_a_thread() -> bool:
-    """True in a thread of anyio's, in which plain functions run."""
-    with suppress(RuntimeError):
-        anyio.from_thread.check_cancelled()
-        return True
-    return False

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, wraps
 from inspect import isfunction, ismethod
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, Final, TypeVar, Unpack, cast
 
 import anyio.from_thread
 from starlette.endpoints import HTTPEndpoint, WebSocketEndpoint
@@ -23,7 +23,7 @@ from sluicegate.errors import NotEnforcedError
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
 from sluicegate.starlette.middleware import state_at
-from sluicegate.starlette.request import StarletteCaller
+from sluicegate.starlette.request import StarletteCaller, is_in_a_thread
 from sluicegate.starlette.routes import known_arrivals, template_of
 from sluicegate.web.charge import MarkCharge, run_async
 from sluicegate.web.endpoint import label_of
@@ -45,7 +45,8 @@ from sluicegate.web.marks import (
     takes_view,
 )
 
-View = TypeVar("View", bound=Callable[..., Any])
+AnyView = Callable[..., object]
+View = TypeVar("View", bound=AnyView)
 
 
 @takes_quota
@@ -64,8 +65,9 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
 
     def decorate(view: View) -> View:
         own = replace(mark)  # one for each use: marks are compared by identity
-        if isinstance(view, type) and issubclass(view, (HTTPEndpoint, WebSocketEndpoint)):
-            return cast("View", _guarded_class(declare(view, own), own))
+        if _is_endpoint_class(view):
+            _guard_dispatch(view, own)
+            return declare(view, own)
         if not isfunction(view) and not ismethod(view) and not isinstance(view, partial):
             expected = "decorate a function, a method, a partial, or a class of Starlette's endpoints"
             raise not_a_view("@limit on", view, problem="not something that can be guarded", expected=expected)
@@ -75,7 +77,7 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
 
 
 @takes_view
-def exempt(view: Any, mark: Mark) -> Any:
+def exempt(view: View, mark: Mark) -> View:
     """Free an endpoint, a whole class of them, or an ASGI application from every limit.
 
     Write it below the route decorator. A function is wrapped, not changed: a route that has the undecorated function
@@ -83,15 +85,16 @@ def exempt(view: Any, mark: Mark) -> Any:
 
     `@exempt(defaults_only=True)` frees it from the default limits alone. Rules of the settings and `@limit` apply.
     """
-    return freed(view, _EXEMPT_GUARD if mark is EXEMPT else Guard(), mark)
+    free: View = freed(view, _EXEMPT_GUARD if mark is EXEMPT else Guard(), mark)
+    return free
 
 
 class _ExemptGuard(Guard):
     """The guard of an exempt view: for this request the limits inside the view count as enforced."""
 
-    def sync(self, mark: Mark, view: Callable[..., object], args: Arguments, kwargs: Options) -> None:
+    def sync(self, mark: Mark, view: AnyView, args: Arguments, kwargs: Options) -> None:
         """Note the marks."""
-        state = state_of(_scope_of(_connection(args, kwargs)))
+        state = state_of(_scope_of(_connection((*args, *kwargs.values()))))
         if state is not None:
             state.note_marks(marks_of(view))
 
@@ -99,47 +102,50 @@ class _ExemptGuard(Guard):
 class _Guard(Guard):
     """The guard around each view with `@limit`: it enforces a mark that the middleware has not, once per request."""
 
-    def sync(self, mark: Mark, view: Callable[..., object], args: Arguments, kwargs: Options) -> None:
+    def sync(self, mark: Mark, view: AnyView, args: Arguments, kwargs: Options) -> None:
         """Raise RateLimitExceeded if the mark refuses. Runs in a thread of anyio's."""
-        pending = _pending_of(mark, view, args=args, kwargs=kwargs)
-        if pending is None:
+        given = (*args, *kwargs.values())
+        if _is_enforced(mark, view, given):
             return
-        try:
-            anyio.from_thread.check_cancelled()
-        except RuntimeError:  # not a thread of anyio's: a coroutine has called the view
+        if not is_in_a_thread():
             problem, expected = "called on the event loop, where a plain function cannot wait", "make it an async def"
-            raise NotEnforcedError("@limit on", label_of(view), problem=problem, expected=expected) from None
-        anyio.from_thread.run(run_async, *pending)
+            raise NotEnforcedError("@limit on", label_of(view), problem=problem, expected=expected)
+        anyio.from_thread.run(_enforce, mark, view, given)
 
-    async def later(self, mark: Mark, view: Callable[..., object], args: Arguments, kwargs: Options) -> None:
+    async def later(self, mark: Mark, view: AnyView, args: Arguments, kwargs: Options) -> None:
         """Do the same as `sync`, with awaits."""
-        pending = _pending_of(mark, view, args=args, kwargs=kwargs)
-        if pending is not None:
-            await run_async(*pending)
+        given = (*args, *kwargs.values()) if kwargs else args
+        if not _is_enforced(mark, view, given):
+            await _enforce(mark, view, given)
 
 
-_GUARD = _Guard()
-_EXEMPT_GUARD = _ExemptGuard()
+_GUARD: Final = _Guard()
+_EXEMPT_GUARD: Final = _ExemptGuard()
 
 
-def _guarded_class(cls: Any, mark: Mark) -> Any:
-    """Return the class, with a guard around its `dispatch`."""
+def _is_endpoint_class(view: object) -> bool:
+    return isinstance(view, type) and issubclass(view, (HTTPEndpoint, WebSocketEndpoint))
+
+
+def _guard_dispatch(cls: Any, mark: Mark) -> None:
+    """Put a guard around the `dispatch` of a class."""
     dispatch = cls.dispatch
 
     @wraps(dispatch)
-    async def guarding(self: Any) -> None:
+    async def guarding(self: HTTPEndpoint | WebSocketEndpoint) -> None:
         kind = WebSocket if isinstance(self, WebSocketEndpoint) else Request
-        arguments = (self, kind(self.scope, self.receive, self.send))
-        await _GUARD.later(mark, dispatch, args=arguments, kwargs={})
+        await _GUARD.later(mark, dispatch, args=(self, kind(self.scope, self.receive, self.send)), kwargs={})
         await dispatch(self)
 
     cls.dispatch = guarding
-    return cls
 
 
-def _connection(args: Arguments, kwargs: Options) -> HTTPConnection | None:
+def _connection(given: Arguments) -> HTTPConnection | None:
     """Return the request or WebSocket among the arguments of a view."""
-    return next((each for each in (*args, *kwargs.values()) if isinstance(each, HTTPConnection)), None)
+    for each in given:
+        if type(each) is Request or isinstance(each, HTTPConnection):  # the second is slow: the class is abstract
+            return each
+    return None
 
 
 def _scope_of(connection: HTTPConnection | None) -> Scope:
@@ -147,19 +153,21 @@ def _scope_of(connection: HTTPConnection | None) -> Scope:
     return (SERVED.get() or {}) if connection is None else connection.scope
 
 
-def _pending_of(
-    mark: Mark, view: Any, *, args: Arguments, kwargs: Options
-) -> tuple[MarkCharge, StarletteCaller] | None:
-    """Return the charge of the marks that are still to be enforced for this call of a view; None without any."""
-    scope = _scope_of(_connection(args, kwargs))
-    state = state_at(scope, "@limit on", view)
-    if mark in state.enforced or not state.gate.settings.enabled:
-        return None
-    template = template_of(scope)
+def _is_enforced(mark: Mark, view: AnyView, given: Arguments) -> bool:
+    """True if a mark needs no charge in this call of a view."""
+    scope = _scope_of(_connection(given))
+    state = state_of(scope) or state_at(scope, "@limit on", view)
+    return mark in state.enforced or not state.gate.settings.enabled
+
+
+async def _enforce(mark: Mark, view: AnyView, given: Arguments) -> None:
+    """Charge the marks that are still to be enforced. Raise RateLimitExceeded if one refuses."""
+    scope = _scope_of(_connection(given))
+    template, owner = template_of(scope), given[0] if given else None
     arrival = known_arrivals(view, template).whole
-    if args and isinstance(args[0], (HTTPEndpoint, WebSocketEndpoint)):  # a method of an endpoint
-        cls: Any = type(args[0])
-        of_class = known_arrivals(cls, template).of(scope)
-        arrival = of_class if mark in of_class.marks else arrival  # if it is not, one method has called another
-    charge = MarkCharge.of(state, arrival)
-    return None if charge is None else (charge, StarletteCaller(scope))
+    if isinstance(owner, (HTTPEndpoint, WebSocketEndpoint)):  # a method of an endpoint
+        found = known_arrivals(type(owner), template).of(scope)
+        arrival = found if mark in found.marks else arrival  # if it is not, one method has called another
+    charge = MarkCharge.of(state_at(scope, "@limit on", view), arrival)
+    if charge is not None:
+        await run_async(charge, StarletteCaller(scope))

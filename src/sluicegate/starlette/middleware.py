@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, Unpack
+from typing import Unpack
 
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import HTTPConnection
@@ -49,10 +49,14 @@ class RateLimitMiddleware(AsgiMiddleware):
 
     def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
         """Return the client, and the endpoint that the router will choose if that makes a difference."""
-        caller = StarletteCaller(scope, self._finder)
-        if self._routes is not None and not (self._routes.table().has_marks and caller.arrival.marks):
-            return caller, NOWHERE
-        return caller, caller.arrival
+        if self._routes is None:
+            arrival, params = self._finder.find(scope)
+            return StarletteCaller(scope, params), arrival
+        table = self._routes.table()
+        if not table.has_marks:
+            return StarletteCaller(scope, None, self._finder), NOWHERE
+        arrival, params = table.find(scope)
+        return StarletteCaller(scope, params), arrival if arrival.marks else NOWHERE
 
     def endpoints(self, scope: Scope) -> list[Endpoint]:
         """Return every endpoint that the middleware can find. If `add_middleware` was given wrong options, raise.
@@ -69,12 +73,7 @@ class RateLimitMiddleware(AsgiMiddleware):
         return StarletteCaller(scope)
 
     def template(self, scope: Scope, root_path: str) -> str:
-        """Return the template of the route that the request has matched, or would have; "" for a 404. If the router
-        has noted the route, nothing is matched.
-        """
-        noted = self._finder.templates.get(id(scope.get("route")))  # it keeps the route, so no other has this id
-        if noted is not None and noted[1] is not None:
-            return noted[1]
+        """Return the template of the route that the request has matched, or would have; "" for a 404."""
         return self._finder.find({**scope, "root_path": root_path})[0].endpoint.route
 
     def answers_preflight(self, scope: Scope) -> bool:
@@ -85,11 +84,12 @@ class RateLimitMiddleware(AsgiMiddleware):
         self, decision: Decision, caller: AsgiCaller, application: object, *, call: tuple[Receive, Send]
     ) -> Awaitable[ASGIApp | None] | None:
         """Return the response of `on_denied`, or of the application's exception handler."""
-        is_plain = caller.scope.get("app") is application and handler_of(application, decision) is None
-        if is_plain and self.settings.answer_to(decision) is None:
+        # After a mounted application has raised, the scope has that one. `application` has called the limiter.
+        handler = handler_of(caller.scope.get("app"), decision) or handler_of(application, decision)
+        if handler is None and self.settings.answer_to(decision) is None:
             return None
         socket = WebSocket(caller.native.scope, *call) if caller.scope["type"] == "websocket" else None
-        return own_answer(self.settings, caller, decision, outer=application, socket=socket)
+        return own_answer(self.settings, caller, decision, handler=handler, socket=socket)
 
     def _check(self, scope: Scope) -> None:
         """Bind the rules of all endpoints that can be found. Warn (SG110) if an AuthenticationMiddleware is inside."""
@@ -105,7 +105,7 @@ def decision(connection: HTTPConnection) -> Decision | None:
     return None if state is None else state.decision
 
 
-def state_at(scope: Scope, what: str, limited: Any) -> RequestState:
+def state_at(scope: Scope, what: str, limited: object) -> RequestState:
     """Return the state of this request. Raises NotEnforcedError without the middleware."""
     state = state_of(scope)
     if state is None:

@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
 
+import anyio.from_thread
 from starlette.requests import HTTPConnection, Request
 
-from sluicegate.asgi import AsgiCaller, Scope, header_lines
+from sluicegate.asgi import AsgiCaller, Params, Scope, header_lines
 from sluicegate.starlette.routes import RouteFinder
-from sluicegate.web.endpoint import NOWHERE, Arrival
 
 
 class StarletteCaller(AsgiCaller):
-    """The client of a scope. The routes are matched only when a key needs the endpoint or a path value."""
+    """The client of a scope. The routes are matched only when something needs the endpoint or a path value."""
 
-    __slots__ = ("_finder", "_found")
+    __slots__ = ("_finder", "_params")
 
-    def __init__(self, scope: Scope, finder: RouteFinder | None = None) -> None:
+    def __init__(self, scope: Scope, params: Params | None = None, finder: RouteFinder | None = None) -> None:
         self.scope = scope
+        self._params = params  # the path parameters; None: not known yet
         self._finder = finder  # None: the scope has passed the router
-        self._found: tuple[Arrival, Scope] | None = None
-
-    @property
-    def arrival(self) -> Arrival:
-        """The endpoint that the request will reach."""
-        return self._find()[0]
 
     @property
     def native(self) -> HTTPConnection:
         """A `Request`, or an `HTTPConnection` for a WebSocket handshake, with the path parameters."""
-        scope = {**self.scope, "headers": header_lines(self.scope), "path_params": self._params()}
-        return Request(scope) if scope["type"] == "http" else HTTPConnection(scope)
+        scope, params = self.scope, self._params
+        # A copy: the parameters are not the application's yet, and a key function may write into its scope.
+        own = {**scope, "headers": header_lines(scope), "path_params": self.params() if params is None else params}
+        return Request(own) if scope["type"] == "http" else HTTPConnection(own)
 
-    def path_value(self, name: str) -> str | None:
-        """Return a parameter of the matched path; None if the path has no such parameter."""
-        value = self._params().get(name)
-        return None if value is None else str(value)
+    def params(self) -> Params:
+        """Return the path parameters, as the application will get them."""
+        if self._params is None:
+            self._params = super().params() if self._finder is None else self._finder.find(self.scope)[1]
+        return self._params
 
-    def _params(self) -> Any:
-        params = self._find()[1].get("path_params")
-        return (self.scope.get("path_params") or {}) if params is None else params
 
-    def _find(self) -> tuple[Arrival, Scope]:
-        if self._found is None:
-            self._found = (NOWHERE, {}) if self._finder is None else self._finder.find(self.scope)
-        return self._found
+def is_in_a_thread() -> bool:
+    """True in a thread of anyio's, in which plain functions run. False on the event loop."""
+    with suppress(RuntimeError):
+        anyio.from_thread.check_cancelled()
+        return True
+    return False

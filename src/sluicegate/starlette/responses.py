@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import iscoroutinefunction
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException, WebSocketException
+from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
 
 from sluicegate.asgi import REASON, ASGIApp, AsgiCaller, Scope, answer_of, can_deny
@@ -14,6 +16,9 @@ from sluicegate.errors import SluicegateError, shows_half_made
 from sluicegate.plan import DENIED, Decision, RateLimitExceeded
 from sluicegate.web.http import denial
 from sluicegate.web.settings import Settings
+
+Handler = Callable[[HTTPConnection, "Refused"], Any]
+"""An exception handler of the application, sync or async."""
 
 
 @shows_half_made
@@ -42,28 +47,25 @@ async def own_answer(
     caller: AsgiCaller,
     decision: Decision,
     *,
-    outer: object = None,
-    socket: WebSocket | None = None,
+    handler: Handler | None,
+    socket: WebSocket | None,
 ) -> ASGIApp | None:
     """Return the response of `on_denied`, else of the application's exception handler; None without either.
 
-    After a mounted application has raised, `scope["app"]` is the mounted one. `outer` is the application that has
-    called the limiter for this request. A handler gets the `socket` of a handshake, as from Starlette. It may close it.
+    A handler gets the `socket` of a handshake, as from Starlette. It may close it.
     """
     own = await answer_of(settings, caller, decision)
-    if own is not None:
+    if own is not None or handler is None:
         return own
-    handler = handler_of(caller.scope.get("app"), decision) or handler_of(outer, decision)
-    if handler is None:
-        return None
     refused = Refused(decision)
     is_async = iscoroutinefunction(handler) or iscoroutinefunction(type(handler).__call__)
     connection = caller.native if socket is None else socket
-    answer = handler(connection, refused) if is_async else run_in_threadpool(handler, connection, refused)
-    return cast("ASGIApp | None", await answer)
+    answering = handler(connection, refused) if is_async else run_in_threadpool(handler, connection, refused)
+    answer: ASGIApp | None = await answering
+    return answer
 
 
-def handler_of(app: object, decision: Decision) -> Any:
+def handler_of(app: object, decision: Decision) -> Handler | None:
     """Return an application's exception handler for this refusal: as Starlette finds it for `Refused`, but a denied
     client is no RateLimitExceeded. None without one. The one that FastAPI itself has for HTTPException does not count.
     """
@@ -72,7 +74,7 @@ def handler_of(app: object, decision: Decision) -> Any:
         return None
     status = decision.status
     for kind in (status, HTTPException) if status == DENIED else (status, *_KINDS):
-        found = handlers.get(kind)
+        found: Handler | None = handlers.get(kind)
         if found is not None and getattr(found, "__module__", None) != "fastapi.exception_handlers":
             return found
     return None

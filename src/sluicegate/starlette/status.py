@@ -34,7 +34,7 @@ async def reset_all(connection: HTTPConnection, /, identity: object) -> int:
 
 def _passed(connection: HTTPConnection, what: str) -> AsyncGate:
     state = state_at(connection.scope, what, connection.scope.get("endpoint", connection))
-    return cast("AsyncGate", state.gate)
+    return cast("AsyncGate", state.gate)  # the middleware's: no other adapter writes into a scope
 
 
 def health(*, unavailable: int = OK) -> Callable[[Request], Awaitable[Response]]:
@@ -50,4 +50,4 @@ def health(*, unavailable: int = OK) -> Callable[[Request], Awaitable[Response]]
         code, body = answer(await status(request), unavailable=unavailable)
         return Response(body, code, dict(FIELDS))
 
-    return cast("Callable[[Request], Awaitable[Response]]", exempt(sluicegate_health))
+    return exempt(sluicegate_health)
