@@ -139,7 +139,7 @@ class _Connection:
 class Scripted:
     """The servers of a store, under the test's hand. It stands for `Servers`."""
 
-    prepare = None
+    host = None
 
     def __init__(self) -> None:
         self.connections: list[_Connection] = []

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import hiredis
@@ -24,13 +23,16 @@ from sluicegate import ManualClock, StoreError
 from sluicegate.plan import Check, Plan, Terms
 from sluicegate.stores import AsyncStore, Store, open_async_store, open_store
 from sluicegate.stores.redis.async_connections import AsyncConnection
-from sluicegate.stores.redis.commands import AnyCommand, bulk, pack
-from sluicegate.stores.redis.connections import _socket
+from sluicegate.stores.redis.commands import AnyCommand, Command, bulk, pack
+from sluicegate.stores.redis.connections import Connection
 from sluicegate.stores.redis.encoding import PEEK, REFUSED, Encoder
+from sluicegate.stores.redis.patience import Patience
+from sluicegate.stores.redis.steps import Address, Send
+from sluicegate.stores.redis.url import servers
 from sluicegate.testing.scenarios import examples
 from sluicegate.testing.store import NAMES, terms
 from tests.proxies import Proxy
-from tests.servers import Server, wait_until
+from tests.servers import HOST, Server, wait_until
 from tests.stores.modes import PATIENCE
 
 RULE = terms("fixed-window", "1000000/day", scope="links")
@@ -113,9 +115,9 @@ def test_connections_that_a_firewall_has_forgotten_cost_one_deadline(
                 assert all(threads.map(ask, range(8)))
             proxy.heal()
         (pool,) = store._connections.pools.values()
-        assert len([each for each in pool._idle if each.parser.used > 0]) > 4
+        assert len([each for each in pool._idle if each.used > 0]) > 4
         for age, each in enumerate(pool._idle if overlapping else ()):  # the call that began first has ended last
-            each.parser.used -= age
+            each.used -= age
         proxy.forget()
         unanswered = 0
         while True:
@@ -310,16 +312,17 @@ def assert_words_of_a_hit(words: list[bytes], rule: Terms, cost: int, now: bytes
     assert rest == padded or (rest == usual and cost == 1 and now is None)
 
 
-def test_a_frame_for_a_closed_socket_goes_into_no_other_file(tmp_path: Path) -> None:
+def test_a_frame_for_a_closed_socket_goes_into_no_other_file(server: Server, tmp_path: Path) -> None:
     """The number of the closed socket's file is taken by the next file that is opened."""
-    here, there = socket.socketpair()
-    here.settimeout(1)
-    number, opened = here.fileno(), _socket(SimpleNamespace(_sock=here))
-    here.close()
-    with closing(there), (tmp_path / "other").open("wb") as other:
+    step = Send(Address(HOST, server.port), Command(pack("PING")))
+    connection: Any = Connection(servers(server.url), step, Patience(PATIENCE), seconds=PATIENCE, progress=list)
+    assert connection.exchange(step.command, 20.0) == b"PONG"
+    number = connection._socket.fileno()
+    connection.close()
+    with (tmp_path / "other").open("wb") as other:
         os.dup2(other.fileno(), number)
         with pytest.raises(OSError, match="Bad file descriptor"):
-            opened.write(opened.file(), b"PING")
+            connection.exchange(step.command, 20.0)
         if other.fileno() != number:
             os.close(number)
     assert (tmp_path / "other").read_bytes() == b""

@@ -136,6 +136,16 @@ def test_a_request_that_waits_long_begins_a_second_opening(
         assert server.ask(connections) == b"OK"
 
 
+def test_an_opening_ends_after_its_own_time_although_bytes_come(
+    scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluicegate.stores.redis.connections.OPENING", 0.2)
+    server = scripted(lambda number, name: b"+" + b"x" * 2000 + b"\r\n", late=0.02, piece=1)
+    with closing(server.connections(deadline=0.1)) as connections:
+        assert server.ask(connections).sent is False
+        wait_until("the connection is closed", lambda: server.open == 0)
+
+
 @pytest.mark.parametrize("reply", [b"+" + b"x" * 200 + b"\r\n", b"*60\r\n" + b":1\r\n" * 60])
 def test_the_deadline_holds_for_a_reply_in_pieces(scripted: Callable[..., Scripted], reply: bytes) -> None:
     server = scripted(lambda number, name: reply)
@@ -156,7 +166,7 @@ def test_a_refused_connection_is_an_error_at_once(scripted: Callable[..., Script
     began = time.monotonic()
     with ThreadPoolExecutor(8) as threads:
         send = Send(Address(HOST, 1), GET)
-        errors = list(threads.map(lambda _: connections.send(send, connections.patience.looks), range(8)))
+        errors: list[Any] = list(threads.map(lambda _: connections.send(send, connections.patience.looks), range(8)))
     assert time.monotonic() - began < PATIENCE / 2
     assert all((error.sent, error.concerns) == (False, "server") for error in errors)
     assert all(isinstance(error.cause, Exception) and "refused" in str(error.cause) for error in errors)
@@ -447,40 +457,3 @@ def test_a_wrong_password_is_the_cause_in_the_error(credentials: str, cause: str
                 store.run(PLAN)
             assert time.monotonic() - began < PATIENCE / 2
             assert "secret" not in str(raised.value)
-
-
-def test_without_the_private_names_of_redis_py_its_public_methods_serve(
-    scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    redis = pytest.importorskip("redis", minversion="8.0")
-    calls: list[float] = []
-    update = redis.Connection.update_current_socket_timeout
-
-    def spy(connection: Any, seconds: float) -> None:
-        calls.append(seconds)
-        update(connection, seconds)
-
-    monkeypatch.setattr(redis.Connection, "update_current_socket_timeout", spy)
-    monkeypatch.setattr("sluicegate.stores.redis.connections._SOCKET", "_no_such_name")
-    server = scripted(lambda number, name: None if name == "SLOW" else OK)
-    with closing(server.connections(deadline=0.5)) as connections:
-        assert server.ask(connections, deadline=PATIENCE) == b"OK"
-        began = time.monotonic()
-        assert isinstance(server.ask(connections, SLOW), NoReplyError)
-        assert 0.4 < time.monotonic() - began < OPENING - 1
-        wait(0.01)
-        assert server.ask(connections, deadline=PATIENCE) == b"OK"
-        server.close()
-        wait(0.05)
-        assert server.ask(connections).sent is False
-    assert calls
-
-
-def test_without_the_reader_of_redis_py_its_parser_reads(
-    scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sluicegate.stores.redis.connections._READER", "_no_such_name")
-    server = scripted(lambda number, name: None if name == "SLOW" else OK)
-    with closing(server.connections(deadline=0.5)) as connections:
-        assert [server.ask(connections, deadline=PATIENCE) for _ in range(3)] == [b"OK"] * 3
-        assert isinstance(server.ask(connections, SLOW), NoReplyError)

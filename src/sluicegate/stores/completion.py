@@ -24,7 +24,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Never, TypeVar
 
 from sluicegate.errors import StoreError
 
@@ -44,14 +44,14 @@ class _Work(asyncio.Task[T]):
 
     left: bool = False  # True: nobody waits for the result any more
 
-    def cancel(self, msg: Any | None = None) -> bool:
+    def cancel(self, msg: object | None = None) -> bool:
         loop = self.get_loop()
         if loop.is_running() and asyncio.current_task(loop) is None:
             return super().cancel(msg)
         return False
 
 
-def start(work: Coroutine[Any, Any, T]) -> _Work[T]:
+def start(work: Coroutine[object, Never, T]) -> _Work[T]:
     """Start work that ends although the caller is cancelled. Needs a running loop of asyncio."""
     task = _Work(work, loop=asyncio.get_running_loop(), **_EAGER)
     if not task.done():
@@ -60,7 +60,7 @@ def start(work: Coroutine[Any, Any, T]) -> _Work[T]:
     return task
 
 
-async def complete(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]] | None = None) -> T:
+async def complete(work: Coroutine[object, Never, T], undo: Callable[[T], Awaitable[object]] | None = None) -> T:
     """Await the work. If the caller is cancelled meanwhile, the work goes on, and then `undo` gets its result."""
     if running_loop() is None:
         return await work
@@ -125,7 +125,7 @@ class Steps(Generic[T]):
             self._last = None
 
 
-async def _after(task: asyncio.Task[Any] | None, step: Callable[[], Awaitable[T]]) -> T:
+async def _after(task: asyncio.Task[T] | None, step: Callable[[], Awaitable[T]]) -> T:
     if task is not None and not task.done():
         await asyncio.wait([task])
     return await step()

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import tempfile
-from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +23,6 @@ from sluicegate.stores.server_process import ServerProcess, unusable
 
 with needs("embedded"):
     from sluicegate.stores.redis import AsyncRedisStore, RedisStore
-    from sluicegate.stores.redis.peers import OwnConnection, OwnConnectionAsync
 
 MAXMEMORY: Final = "128mb"  # enough for about 500,000 clients under a rule of 10 a minute
 LINGER: Final = 10  # seconds from the end of the last worker to the end of the server
@@ -171,8 +169,7 @@ def _opened(kind: type[_AnyStore], url: str, *, prefix: str, clock: Clock | None
         prefix=prefix,
         clock=clock,
         deadline=deadline,
-        prepare=partial(server.ensure, deadline),
-        connection_classes=(OwnConnection, OwnConnectionAsync),
+        host=server,
     )
     store.server = server
     return store

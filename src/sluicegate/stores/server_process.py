@@ -138,6 +138,24 @@ class ServerProcess:
                 raise TimeoutError(f"the server was not up within {timeout:g} s")
             time.sleep(_STEP)
 
+    def check(self, connection: socket.socket) -> None:
+        """Raise PermissionError if the server of a connection was started by a user who is neither this one nor root.
+
+        `ensure` has checked the directory, but its owner or root may delete it before the connection is opened. The
+        kernel recorded the user when the server began to listen. A system that does not tell it checks nothing here.
+        """
+        try:
+            if sys.platform == "linux":  # process, user, group
+                _, user, _ = struct.unpack("iIi", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            elif hasattr(socket, "LOCAL_PEERCRED"):  # macOS and FreeBSD: version, user, groups
+                _, user = struct.unpack_from("II", connection.getsockopt(_SOL_LOCAL, socket.LOCAL_PEERCRED, _XUCRED))
+            else:
+                return
+        except OSError as error:
+            raise PermissionError(f"the system does not say whose server listens ({error.strerror})") from error
+        if user not in (0, os.geteuid()):
+            raise PermissionError(f"the server that listens there belongs to user {user}")
+
     def leave(self) -> None:
         """Stop using the server. After the last process has left, it ends within the linger time."""
         self._user = None
@@ -154,7 +172,7 @@ class ServerProcess:
             except BlockingIOError:  # it hangs, and the queue of connections is full: the deadline handles this
                 pass
             else:
-                check_peer(probe)
+                self.check(probe)
             try:
                 self._user = _OpenFile(os.open(self.directory / USERS, os.O_WRONLY | os.O_NONBLOCK))
             except OSError as error:
@@ -218,24 +236,6 @@ class ServerProcess:
     def _last_log_line(self) -> str:
         lines = (self.directory / LOG).read_text("utf-8", errors="replace").splitlines()
         return lines[-1] if lines else f"it wrote nothing into {self.directory / LOG}"
-
-
-def check_peer(connection: socket.socket) -> None:
-    """Raise PermissionError if the server of a connection was started by a user who is neither this one nor root.
-
-    The kernel recorded the user when the server began to listen. A system that does not tell it checks nothing here.
-    """
-    try:
-        if sys.platform == "linux":  # process, user, group
-            _, user, _ = struct.unpack("iIi", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        elif hasattr(socket, "LOCAL_PEERCRED"):  # macOS and FreeBSD: version, user, groups
-            _, user = struct.unpack_from("II", connection.getsockopt(_SOL_LOCAL, socket.LOCAL_PEERCRED, _XUCRED))
-        else:
-            return
-    except OSError as error:
-        raise PermissionError(f"the system does not say whose server listens ({error.strerror})") from error
-    if user not in (0, os.geteuid()):
-        raise PermissionError(f"the server that listens there belongs to user {user}")
 
 
 def _check_above(directory: Path) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 from sluicegate.errors import warn
 
@@ -38,7 +38,7 @@ def count_workers(argv: Sequence[str], environ: Mapping[str, str], modules: Mapp
     return next((found for found in sources if found is not None), 1)
 
 
-def _uvicorn(modules: Mapping[str, Any]) -> int | None:
+def _uvicorn(modules: Mapping[str, ModuleType]) -> int | None:
     """Return the number of workers from uvicorn's configuration. Uvicorn passes its configuration to each worker, which
     is a process of `multiprocessing`.
 
@@ -51,7 +51,7 @@ def _uvicorn(modules: Mapping[str, Any]) -> int | None:
     return None if getattr(config, "should_reload", True) else _number(getattr(config, "workers", None))
 
 
-def _options(argv: Sequence[str], environ: Mapping[str, str], modules: Mapping[str, Any]) -> list[int | None]:
+def _options(argv: Sequence[str], environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> list[int | None]:
     """Return the number of each source in gunicorn's order. Other web servers use only the command line."""
     path = PurePath(argv[0] if argv else "")
     program = path.parent.name if path.name == "__main__.py" else path.stem  # the first: `python -m gunicorn`

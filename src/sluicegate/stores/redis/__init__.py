@@ -39,7 +39,7 @@ with needs("redis"):
     from sluicegate.stores.redis.server_info import warn_of_eviction
     from sluicegate.stores.redis.steps import Address, Send
     from sluicegate.stores.redis.topology import Cluster, Sentinel, Topology, topology
-    from sluicegate.stores.redis.url import servers
+    from sluicegate.stores.redis.url import Host, servers
     from sluicegate.stores.redis.user_clients import (
         AsyncUserClient,
         UserClient,
@@ -78,16 +78,14 @@ class _RedisStore:
         prefix: str = "sg",
         clock: Clock | None = None,
         deadline: float = DEADLINE,
-        prepare: Callable[[], None] | None = None,
-        connection_classes: tuple[type, type] | None = None,
+        host: Host | None = None,
     ) -> Self:
         """Return a store with its own connections, which `close` closes. It connects when it is first used.
 
-        `deadline` is the longest time in seconds of a call. `prepare` is called before a connection is opened.
-        `connection_classes` are the sync and the async class of a connection, instead of redis-py's.
+        `deadline` is the longest time in seconds of a call. `host` starts the server and checks whose it is.
         """
         url = hide_store(url)
-        found = servers(url, prepare=prepare, connection_classes=connection_classes)
+        found = servers(url, host=host)
         store, where = cls.__new__(cls), topology(found)
         store._set_up(cls._connect(found, deadline=deadline), where, prefix=prefix, clock=clock, shown=shown_url(url))
         if isinstance(where, Cluster):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from contextvars import Context
 from math import inf
@@ -27,7 +27,6 @@ from operator import methodcaller
 from typing import Any, Final, NamedTuple, cast
 
 import hiredis
-import redis.asyncio.connection
 from redis.exceptions import NoPermissionError
 
 from sluicegate.plan import new
@@ -37,31 +36,13 @@ from sluicegate.stores.redis.connections import BUSY, check_tag, concerns_of, fa
 from sluicegate.stores.redis.drivers import AsyncDriver
 from sluicegate.stores.redis.patience import Patience
 from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
-from sluicegate.stores.redis.url import OPENING, STUCK, Servers
+from sluicegate.stores.redis.url import OPENING, STUCK, RedisConnection, Servers, is_silent
 
 _FEW: Final = 8  # commands that are sent at once to an idle server: it begins while the next ones are made
 _MANY: Final = 32  # and to a busy server: one run of many costs the server less
 
 _DONE: Final = methodcaller("done")
-_Answer = asyncio.Future[Any]
-_DefaultParser: Any = redis.asyncio.connection.DefaultParser
-
-
-class _Parser(_DefaultParser):  # type: ignore[misc]
-    """The parser of redis-py, which notes each step of an opening."""
-
-    progress: Callable[[], object]
-
-    def on_connect(self, connection: Any) -> None:
-        """Start to read from this connection: TCP and TLS are ready."""
-        self.progress()
-        super().on_connect(connection)
-
-    async def read_from_socket(self) -> Any:
-        """Read a piece of a reply."""
-        piece = await super().read_from_socket()
-        self.progress()
-        return piece
+_Answer = asyncio.Future[object]
 
 
 class _Waiting(NamedTuple):
@@ -70,7 +51,7 @@ class _Waiting(NamedTuple):
     """
 
     command: Fields  # of the first caller
-    digests: list[Any]  # of the identities of all callers, if it can be a batch
+    digests: list[bytes]  # of the identities of all callers, if it can be a batch
     answers: list[_Answer]
     at: int  # the look when it was asked, later when it was written
     looks: float  # how many looks may find no reply
@@ -106,9 +87,9 @@ class AsyncConnection(asyncio.Protocol):
         self._progress = 0  # the look of the last step of the opening, or of the last reply
         self._openings: set[asyncio.Task[None]] = set()
         self._began = -inf  # when the last opening began
-        self._transport: asyncio.Transport | None = None
-        self._writer: Any = None
-        self._watch: Callable[[], Any] = bool
+        self._transport: asyncio.WriteTransport | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._watch: Callable[[], object] = bool
         self._heard = -inf  # when the last data came
         self._answered = False  # whether a command has its reply; it did not run if the script is unknown
         self._retired = self._closed = False
@@ -248,26 +229,24 @@ class AsyncConnection(asyncio.Protocol):
         redis_connection = None
         try:
             async with asyncio.timeout(OPENING):
-                if self._servers.prepare is not None:
-                    await asyncio.to_thread(self._servers.prepare)
+                if self._servers.host is not None:
+                    await asyncio.to_thread(self._servers.host.ensure, self._patience.deadline)
                 redis_connection = self._servers.connection(
                     self.address,
                     timeout=OPENING,
                     asynchronous=True,
                     sentinel=self._sentinel,
-                    parser_class=self._parser,
+                    progress=self._note,
                 )
                 await redis_connection.connect()
-                if not (redis_connection.username or redis_connection.password or redis_connection.db):
-                    # redis-py has sent nothing yet. Does the server reply, and does it serve us?
+                if is_silent(redis_connection):
                     await redis_connection.send_command("PING")
                     with suppress(NoPermissionError):
                         await redis_connection.read_response()
             self._begin(_stream_of(redis_connection))
         except BaseException as error:
-            writer = None if redis_connection is None else _stream_of(redis_connection)
-            if writer is not None:  # redis-py leaves it open if its task is cancelled
-                writer.transport.abort()
+            if redis_connection is not None and redis_connection._writer is not None:
+                _stream_of(redis_connection).transport.abort()  # redis-py leaves it open if its task is cancelled
             if self._transport is not None:
                 return  # another opening was quicker
             failure = failure_of(error)
@@ -279,23 +258,18 @@ class AsyncConnection(asyncio.Protocol):
                 self.fail(ConnectionError("the opening of the connection was cancelled"), concerns="plan")
                 raise
 
-    def _parser(self, **options: Any) -> _Parser:
-        parser = _Parser(**options)
-        parser.progress = self._note
-        return parser
-
     def _note(self) -> None:
         """Note progress: the callers go on waiting."""
         self._progress = self._looks
 
     def _raise(self, error: Exception) -> None:
-        """Raise an error of `prepare` in each caller."""
+        """Raise an error of `Host.ensure` in each caller."""
         for each in self.unsent.values():
             if not each.is_over:
                 each.answers[0].set_exception(error)
         self.fail(error)
 
-    def _begin(self, writer: Any) -> None:
+    def _begin(self, writer: asyncio.StreamWriter) -> None:
         """Use the open stream. Send the commands that wait for it."""
         if self._closed or self._transport is not None:
             writer.transport.abort()
@@ -303,7 +277,7 @@ class AsyncConnection(asyncio.Protocol):
         for opening in self._openings - {asyncio.current_task()}:
             opening.cancel()
         self._writer = writer  # kept, because it closes the transport when it is garbage-collected
-        self._transport = transport = cast(asyncio.Transport, writer.transport)
+        self._transport = transport = writer.transport
         transport.set_protocol(self)
         self._watch = watcher(transport.get_extra_info("socket"))
         unsent, self.unsent = self.unsent, {}
@@ -328,9 +302,13 @@ class AsyncConnection(asyncio.Protocol):
                     continue
                 digests, answers = [digest for digest, _ in left], [answer for _, answer in left]
             shape, _, tag, _ = command
-            made: Any = Command(*command)
-            if type(shape) is HitShape:
-                made = batch(shape, digests, tag) if len(digests) > 1 else SingleCheck(shape, digests[0], tag)
+            made: Command | SingleCheck | Batch
+            if type(shape) is not HitShape:
+                made = Command(*command)
+            elif len(digests) > 1:
+                made = batch(shape, digests, tag)
+            else:
+                made = SingleCheck(shape, digests[0], tag)
             made = made.with_text() if brings else made
             writes.append(new(_Waiting, (command, digests, answers, self._looks, looks, made, brings)))
         if writes:
@@ -395,14 +373,14 @@ class AsyncConnection(asyncio.Protocol):
         self._timer = None
 
 
-def _stream_of(redis_connection: Any) -> Any:
-    """Take the stream's writer out of redis-py's connection, which has no public name for it. None if there is none."""
-    writer = redis_connection._writer
+def _stream_of(redis_connection: RedisConnection) -> asyncio.StreamWriter:
+    """Take the stream's writer out of redis-py's connection, which has no public name for it."""
+    writer: asyncio.StreamWriter = redis_connection._writer
     redis_connection._reader = redis_connection._writer = None
     return writer
 
 
-def _close_socket(transport: asyncio.Transport | None) -> None:
+def _close_socket(transport: asyncio.WriteTransport | None) -> None:
     """Close the socket of a closed loop's transport, which can do nothing by itself. asyncio has no public name for the
     socket. uvloop has already closed it.
     """
@@ -453,14 +431,14 @@ async def _at_end_of_loop(connections: set[AsyncConnection]) -> AsyncGenerator[N
             connection.fail(ConnectionError("the store was closed"), concerns="plan")
 
 
-async def _and_a_turn(answer: _Answer) -> Any:
+async def _and_a_turn(answer: _Answer) -> object:
     """Return the reply after the transport, which is closing, has closed its socket."""
     reply = await answer
     await asyncio.sleep(0)
     return reply
 
 
-def _run(step: Any) -> None:
+def _run(step: Coroutine[object, None, object]) -> None:
     """Run a coroutine that does not wait."""
     with suppress(StopIteration, StopAsyncIteration):
         step.send(None)
@@ -480,7 +458,7 @@ class AsyncConnections(AsyncDriver):
         fork.keep(self.loops)
         self.loops = {}
 
-    def send(self, step: Send, looks: float) -> Awaitable[Any]:
+    def send(self, step: Send, looks: float) -> Awaitable[object]:
         """Send a command. Return the reply, or a NoReplyError."""
         here = self._of_this_loop()
         connection = here.used.get(step.address)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from copy import copy
 from functools import lru_cache
 from math import gcd
-from typing import Any, ClassVar, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
 from sluicegate.algorithms import gcra
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
@@ -37,6 +37,8 @@ from sluicegate.stores.redis.connections import Connections
 from sluicegate.stores.redis.failures import store_error
 from sluicegate.stores.redis.steps import NoReplyError, Send
 from sluicegate.stores.redis.url import servers
+
+T = TypeVar("T")
 
 _COARSE: Final = 2 * MICROSECOND  # the largest error of a reply
 _HOUR: Final = 3600 * MICROSECOND
@@ -109,70 +111,6 @@ def _bucket(terms: Terms) -> _Bucket:
     return _Bucket(burst, interval, (burst - 1, MICROSECOND // shared, interval // shared))
 
 
-class _Commands:
-    """The commands for plans, and their replies as outcomes. The sync and the async store share this class."""
-
-    def __init__(self, url: str, *, prefix: str) -> None:
-        self.url = shown_url(url)
-        self.servers = servers(url)
-        self.prefix = valid_prefix(prefix)
-        self._clock = SystemClock()
-
-    def key(self, rule_id: str, identity: str) -> str:
-        """Return the key of a budget. It differs from the key in a redis:// store, which stores another value."""
-        return f"{self.prefix}:{{{digest(identity)}}}:{rule_id}:cell"
-
-    def forget(self, rule_id: str, identity: str) -> Send:
-        """Return the command that drops a budget."""
-        return self._step("DEL", self.key(rule_id, identity))
-
-    def run(self, plan: Plan) -> Send:
-        """Return the one command that runs the plan."""
-        checks, charges = plan.checks, _charges(plan)
-        keys = [self.key(check.terms.rule_id, check.identity) for check in checks]
-        if _native(plan):
-            return self._step(
-                "CL.THROTTLE", keys[0], *_bucket(checks[0].terms).words, _quantity(checks[0]) if charges else 0
-            )
-        words: list[Any] = ["EVAL", _ALL_OR_NONE, len(keys), *keys, charges + (charges and plan.forced)]
-        groups = [check.group for check in checks]
-        for check in checks:
-            group = groups.index(check.group) if check.terms.shadow else ""
-            words += (*_bucket(check.terms).words, _quantity(check), check.cost, group)
-        return self._step(*words)
-
-    def outcomes(self, plan: Plan, reply: Any) -> tuple[Outcome, ...]:
-        """Return one outcome for each check, from one reply of CL.THROTTLE for each, and whether it was charged."""
-        answers = [[*reply, _charges(plan)]] if _native(plan) else reply
-        now = self._clock.now_us()
-        outcomes = []
-        for (terms, _, cost), (limited, _, free, _, reset, charged) in zip(plan.checks, answers, strict=True):
-            burst, interval, _ = _bucket(terms)
-            level = (reset + 1) * MICROSECOND
-            if free or not limited:  # else the limit may have been lowered, and the level is unknown
-                level = min(level, max(0, burst - free) * interval)
-            passed = cost <= free or (charged and not limited and cost <= burst)
-            outcome = gcra.check((level, 0), 0, 0 if passed else cost, (burst, interval, 1))
-            outcome = in_shadow(outcome, passed=passed) if terms.shadow else outcome
-            outcomes.append(outcome._replace(at=now))
-        return tuple(outcomes)
-
-    def answer(self, reply: Any) -> Any:
-        """Return the reply. Raises StoreError for an error, StoreURLError if the server does not have the command."""
-        if not isinstance(reply, Exception):
-            return reply
-        text = str(reply).lower()
-        if isinstance(reply, NoReplyError):
-            raise store_error(self.url, reply) from reply
-        if "unknown" in text and "command" in text:
-            expected = "load the module redis-cell there, use Dragonfly, or change the URL to redis://"
-            raise StoreURLError("store", self.url, problem="its server has no CL.THROTTLE", expected=expected)
-        raise store_error(self.url, reply)
-
-    def _step(self, *words: Any) -> Send:
-        return Send(self.servers.seeds[0], Command(pack(*words)))
-
-
 def _native(plan: Plan) -> bool:
     """True if the plan is one CL.THROTTLE."""
     return len(plan.checks) == 1 and not plan.forced and _bucket(plan.checks[0].terms).interval > _COARSE
@@ -196,18 +134,20 @@ class _CellStore:
 
     def __init__(self, url: str, *, prefix: str = "sg", deadline: float = DEADLINE) -> None:
         url = hide_store(url)
-        self._commands = _Commands(url, prefix=prefix)
-        self._connections = self._connect(self._commands.servers, deadline=deadline)
+        found = servers(url)
+        self._shown, self._prefix = shown_url(url), valid_prefix(prefix)
+        self._address, self._clock = found.seeds[0], SystemClock()
+        self._connections = self._connect(found, deadline=deadline)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._commands.url})"
+        return f"{type(self).__name__}({self._shown})"
 
     def accept(self, terms: Terms) -> None:
         """Raise AlgorithmError or RuleError for terms that this store cannot keep."""
         _bucket(terms)
 
     def describe(self) -> Status:
-        return Status(self._commands.url, topology="single")
+        return Status(self._shown, topology="single")
 
     def separate(self, name: str, *, clock: Clock | None = None) -> Self:
         """Return a store on the same connections whose keys have this name after the prefix. Raises StoreURLError for a
@@ -215,9 +155,56 @@ class _CellStore:
         """
         _refuse(clock)
         other = copy(self)
-        other._commands = copy(self._commands)
-        other._commands.prefix = f"{self._commands.prefix}:{name}"
+        other._prefix = f"{self._prefix}:{name}"
         return other
+
+    def _send(self, *words: str | int) -> Any:
+        """Send a command. Return its reply, or an awaitable of it."""
+        return self._connections.send(Send(self._address, Command(pack(*words))), self._connections.patience.looks)
+
+    def _key(self, rule_id: str, identity: str) -> str:
+        """Return the key of a budget. It differs from the key in a redis:// store, which stores another value."""
+        return f"{self._prefix}:{{{digest(identity)}}}:{rule_id}:cell"
+
+    def _words(self, plan: Plan) -> list[str | int]:
+        """Return the words of the one command that runs the plan."""
+        checks, charges = plan.checks, _charges(plan)
+        keys = [self._key(check.terms.rule_id, check.identity) for check in checks]
+        if _native(plan):
+            return ["CL.THROTTLE", keys[0], *_bucket(checks[0].terms).words, _quantity(checks[0]) if charges else 0]
+        words: list[str | int] = ["EVAL", _ALL_OR_NONE, len(keys), *keys, charges + (charges and plan.forced)]
+        groups = [check.group for check in checks]
+        for check in checks:
+            group = groups.index(check.group) if check.terms.shadow else ""
+            words += (*_bucket(check.terms).words, _quantity(check), check.cost, group)
+        return words
+
+    def _outcomes(self, plan: Plan, reply: Any) -> tuple[Outcome, ...]:
+        """Return one outcome for each check, from one reply of CL.THROTTLE for each, and whether it was charged."""
+        reply = self._checked(reply)
+        answers = [[*reply, _charges(plan)]] if _native(plan) else reply
+        now = self._clock.now_us()
+        outcomes: list[Outcome] = []
+        for (terms, _, cost), (limited, _, free, _, reset, charged) in zip(plan.checks, answers, strict=True):
+            burst, interval, _ = _bucket(terms)
+            level = (reset + 1) * MICROSECOND
+            if free or not limited:  # else the limit may have been lowered, and the level is unknown
+                level = min(level, max(0, burst - free) * interval)
+            passed = cost <= free or (charged and not limited and cost <= burst)
+            outcome = gcra.check((level, 0), 0, 0 if passed else cost, (burst, interval, 1))
+            outcome = in_shadow(outcome, passed=passed) if terms.shadow else outcome
+            outcomes.append(outcome._replace(at=now))
+        return tuple(outcomes)
+
+    def _checked(self, reply: T) -> T:
+        """Return the reply. Raises StoreError for an error, StoreURLError if the server does not have the command."""
+        if not isinstance(reply, Exception):
+            return reply
+        text = str(reply).lower()
+        if "unknown" in text and "command" in text and not isinstance(reply, NoReplyError):
+            expected = "load the module redis-cell there, use Dragonfly, or change the URL to redis://"
+            raise StoreURLError("store", self._shown, problem="its server has no CL.THROTTLE", expected=expected)
+        raise store_error(self._shown, reply)
 
 
 class RedisCellStore(_CellStore):
@@ -231,7 +218,7 @@ class RedisCellStore(_CellStore):
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none. Raises StoreError if the server does not reply."""
-        return self._commands.outcomes(plan, self._send(self._commands.run(plan))) if plan.checks else ()
+        return self._outcomes(plan, self._send(*self._words(plan))) if plan.checks else ()
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Do nothing, because the command cannot refund."""
@@ -241,13 +228,10 @@ class RedisCellStore(_CellStore):
         return outcomes
 
     def forget(self, rule_id: str, identity: str) -> None:
-        self._send(self._commands.forget(rule_id, identity))
+        self._checked(self._send("DEL", self._key(rule_id, identity)))
 
     def close(self) -> None:
         self._connections.close()
-
-    def _send(self, step: Send) -> Any:
-        return self._commands.answer(self._connections.send(step, self._connections.patience.looks))
 
 
 class AsyncRedisCellStore(_CellStore):
@@ -258,7 +242,7 @@ class AsyncRedisCellStore(_CellStore):
     _connect = AsyncConnections
 
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        return self._commands.outcomes(plan, await self._send(self._commands.run(plan))) if plan.checks else ()
+        return self._outcomes(plan, await self._send(*self._words(plan))) if plan.checks else ()
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Do nothing, because the command cannot refund."""
@@ -267,14 +251,11 @@ class AsyncRedisCellStore(_CellStore):
         return outcomes
 
     async def forget(self, rule_id: str, identity: str) -> None:
-        await self._send(self._commands.forget(rule_id, identity))
+        self._checked(await self._send("DEL", self._key(rule_id, identity)))
 
     async def close(self) -> None:
         """Close the running loop's connections."""
         await self._connections.close()
-
-    async def _send(self, step: Send) -> Any:
-        return self._commands.answer(await self._connections.send(step, self._connections.patience.looks))
 
 
 def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> RedisCellStore:

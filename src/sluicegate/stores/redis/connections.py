@@ -18,205 +18,107 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from math import inf
+from socket import socket
 from threading import Lock, RLock
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from weakref import WeakSet
 
 import hiredis
-import redis.connection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import NoPermissionError, RedisError
 
 from sluicegate.clock import monotonic
 from sluicegate.errors import SluicegateError
 from sluicegate.runtime import fork
-from sluicegate.stores.redis.commands import Fields, SingleCheck, pack
+from sluicegate.stores.redis.commands import Fields, SingleCheck
 from sluicegate.stores.redis.drivers import Driver
 from sluicegate.stores.redis.patience import PART, Patience
 from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
-from sluicegate.stores.redis.url import OPENING, STUCK, Servers
+from sluicegate.stores.redis.url import OPENING, STUCK, Servers, is_silent
 from sluicegate.stores.threads import start_thread
 
 _CHUNK: Final = 16384  # bytes that are read from a socket at once
 _USUAL: Final = 400  # bytes of the first read: Python allocates so few without `malloc`, and most replies are shorter
 BUSY: Final = 0.001  # seconds: a connection that was used more recently is not checked before it is used again
-_PING: Final = pack("PING")
-_TURNED_AWAY: Final = {"NOAUTH", "DENIED", "ERR"}  # no password, protected mode, too many clients
 _CLOSED: Final = (ConnectionResetError, BrokenPipeError, RedisConnectionError, ssl.SSLEOFError)
 NOT_SENT: Final = object()
-_SOCKET: Final = "_sock"
-_READER: Final = "_reader"
-_DefaultParser: Any = redis.connection.DefaultParser
-_read_from_socket: Final = _DefaultParser.read_from_socket
-
-
-class _Parser(_DefaultParser):  # type: ignore[misc]
-    """The parser of redis-py, which waits look by look. Each system call takes one look at most.
-
-    `progress` is called for each step of the opening.
-    """
-
-    def __init__(self, patience: Patience, *, looks: float, progress: Callable[[], object]) -> None:
-        super().__init__(socket_read_size=_CHUNK)
-        self._patience = patience
-        self.left = looks  # of the opening; later of the present command
-        self._progress = progress
-        self.opened = False
-        self.used = -inf  # when the last answered command began
-
-    def on_connect(self, connection: Any, **options: Any) -> None:
-        """Start to read from the socket of this connection."""
-        super().on_connect(connection, **options)
-        self._progress()
-        file, write, self._send, receive, set_timeout, self.is_readable = _socket(connection)
-        set_timeout(self._patience.look)
-        reader = getattr(self, _READER, None)
-        if reader is None:  # no reply comes in one piece
-            self.wire: _Wire = file, write, _no_bytes, len, bool, False
-        else:
-            self.wire = file, write, receive, reader.feed, reader.gets, reader.gets()
-
-    def parse_error(self, response: str) -> Exception:
-        """Return an error reply, with the whole text of the server. The opening of redis-py needs its own classes."""
-        if self.opened:
-            return hiredis.ReplyError(response)
-        error: Exception = super().parse_error(response)
-        error.args = (response,)
-        return error
-
-    def read_from_socket(self, **options: Any) -> Any:
-        """Read a piece of a reply. After the last look, take what is here: the server was in time."""
-        while self.left > 0 or self.is_readable():
-            began = monotonic()
-            try:
-                piece = _read_from_socket(self, **options)
-            except (TimeoutError, RedisTimeoutError):
-                continue
-            finally:  # a piece costs its time too, or a server that sends a byte now and then never fails
-                self.left -= self._patience.cost(monotonic() - began)
-            if not self.opened:
-                self._progress()
-            return piece
-        raise TimeoutError("no answer within the deadline")
-
-    def send_all(self, frame: bytes) -> None:
-        """Write what the socket has no room for yet."""
-        while frame:
-            try:
-                frame = frame[self._send(frame) :]
-            except TimeoutError:
-                self.left -= 1.0
-                if self.left <= 0:
-                    raise
-
-
-_Wire = tuple[Callable[[], int], Callable[[int, bytes], int], Callable[[int], bytes], Callable[[bytes], Any], Any, Any]
-"""What each call uses: `file`, `write` and `receive` of the socket; `feed` and `gets` of the reader of replies, and
-what `gets` returns before a reply is whole.
-"""
-
-
-class _Socket(NamedTuple):
-    """What this module does with a socket of redis-py."""
-
-    file: Callable[[], int]
-    write: Callable[[int, bytes], int]  # to the file descriptor, without waiting: how many bytes were written
-    send: Callable[[bytes], int]  # waits for room: how many bytes were written
-    receive: Callable[[int], bytes]  # at most so many bytes
-    set_timeout: Callable[[float], object]
-    is_readable: Callable[[], object]  # without waiting: true if there is data to read
-
-
-def _socket(redis_connection: Any) -> _Socket:
-    """Return the socket of a connection. Only this function and `on_connect` use a private name of redis-py.
-
-    Versions that do not have the names have the public methods, which cost more.
-    """
-    sock = getattr(redis_connection, _SOCKET, None)
-    if sock is None:
-
-        def send(frame: bytes) -> int:
-            redis_connection.send_packed_command((frame,), check_health=False)
-            return len(frame)
-
-        limit = redis_connection.update_current_socket_timeout
-        return _Socket(
-            int,
-            _nothing_yet,
-            send,
-            receive=_no_bytes,
-            set_timeout=limit,
-            is_readable=partial(_can_read, redis_connection),
-        )
-    watch, tls = watcher(sock), isinstance(sock, ssl.SSLSocket)
-    direct = os.name == "posix" and not tls  # elsewhere a socket is no file
-    return _Socket(
-        sock.fileno,
-        os.write if direct else _nothing_yet,
-        sock.send,
-        receive=sock.recv,
-        set_timeout=sock.settimeout,
-        is_readable=(lambda: watch() and not _only_tls(sock)) if tls else watch,
-    )
-
-
-def _nothing_yet(file: int, frame: bytes) -> int:
-    """Write nothing: `send` writes the frame."""
-    return 0
-
-
-def _no_bytes(size: int) -> bytes:
-    """Read nothing: `read_response` of redis-py reads the reply."""
-    return b""
-
-
-def _can_read(redis_connection: Any) -> bool:
-    try:
-        return bool(redis_connection.can_read(timeout=0))
-    except RedisError:  # the server has closed the connection
-        return True
 
 
 class Connection:
     """One open connection. Raises OSError or RedisError if it cannot be opened in so many seconds."""
 
-    __slots__ = ("__weakref__", "_redis", "parser")
+    __slots__ = ("__weakref__", "_direct", "_patience", "_reader", "_redis", "_socket", "is_readable", "used")
 
     def __init__(
         self, servers: Servers, step: Send, patience: Patience, *, seconds: float, progress: Callable[[], object]
     ) -> None:
-        self.parser = parser = _Parser(patience, looks=seconds / patience.look, progress=progress)
-
-        def the_parser(**options: Any) -> _Parser:
-            return parser
-
-        self._redis = servers.connection(
-            step.address,
-            timeout=seconds,
-            asynchronous=False,
-            sentinel=step.sentinel,
-            parser_class=the_parser,
+        self._redis = opened = servers.connection(
+            step.address, timeout=seconds, asynchronous=False, sentinel=step.sentinel, progress=progress
         )
-        self._redis.connect()
-        parser.opened = True
-        if not (self._redis.username or self._redis.password or self._redis.db):
-            self._greet()
+        opened.connect()
+        if is_silent(opened):
+            opened.send_command("PING")
+            with suppress(NoPermissionError):
+                opened.read_response()
+        self._socket: socket = opened._sock  # redis-py has no public name for it
+        self._socket.settimeout(patience.look)
+        self._direct = os.name == "posix" and not isinstance(self._socket, ssl.SSLSocket)  # elsewhere it is no file
+        self._reader = hiredis.Reader()
+        self._patience = patience
+        self.is_readable = watcher(self._socket)
+        self.used = -inf  # when the last answered command began
 
     def close(self) -> None:
         """Close the connection."""
         self._redis.disconnect()
 
-    def _greet(self) -> None:
-        """Ask for one reply, because redis-py has asked for none: does the server answer, and does it serve us?"""
-        self.parser.send_all(_PING)
-        reply = self.parser.read_response()
-        if str(reply).partition(" ")[0] in _TURNED_AWAY:
-            self.close()
-            raise ConnectionError(str(reply))
+    def exchange(self, command: Fields, looks: float) -> object:
+        """Send a command, and return its reply. After an exception a reply may still come: close the connection."""
+        frame, tag, _, replies = command
+        reader, sock = self._reader, self._socket
+        # A socket with a timeout does not block, so write at once: `send` would first wait for its buffer.
+        # The file descriptor is read each time: that of a closed socket may belong to another file now.
+        try:
+            sent = os.write(sock.fileno(), frame) if self._direct else 0
+        except BlockingIOError:
+            sent = 0
+        while sent < len(frame):
+            try:
+                sent += sock.send(frame[sent:])
+            except TimeoutError:
+                looks -= 1.0
+                if looks <= 0:
+                    raise
+        try:  # nearly always one piece has the reply
+            reader.feed(sock.recv(_USUAL))
+        except TimeoutError:
+            looks -= 1.0
+        while (reply := reader.gets()) is False or replies > 1:
+            if reply is False:
+                looks -= self._read(looks)
+            else:
+                replies -= 1
+        if type(reply) is not bytes or tag is None or reply[:6] != b"%d" % tag:
+            check_tag(tag, reply)
+        return reply
+
+    def _read(self, looks: float) -> float:
+        """Read a piece of a reply. Return the looks that it took. After the last look, take what is here: the server
+        was in time.
+        """
+        if looks <= 0 and not self.is_readable():
+            raise TimeoutError("no answer within the deadline")
+        began = monotonic()
+        with suppress(TimeoutError):
+            piece = self._socket.recv(_CHUNK)
+            if not piece:
+                raise ConnectionResetError("the server closed the connection")
+            self._reader.feed(piece)
+        # A piece costs its time too, or a server that sends a byte now and then never fails.
+        return self._patience.cost(monotonic() - began)
 
 
-def check_tag(tag: int | None, reply: Any) -> None:
+def check_tag(tag: int | None, reply: object) -> None:
     """Raise ConnectionError for a reply to another command: something on the way to the server has lost a reply."""
     if tag is None or isinstance(reply, Exception):
         return
@@ -229,7 +131,7 @@ def failure_of(error: BaseException) -> Exception | None:
     """Return the failure of a connection (network error, unreadable reply); None for our own error or an interrupt."""
     if isinstance(error, (OSError, RedisError)):
         return error
-    if isinstance(error, MALFORMED) and not isinstance(error, SluicegateError):
+    if isinstance(error, (hiredis.HiredisError, *MALFORMED)) and not isinstance(error, SluicegateError):
         return ConnectionError(f"{type(error).__name__}: {error}")  # the parser of redis-py or hiredis, and socket
     return None
 
@@ -242,7 +144,7 @@ def concerns_of(error: BaseException | None, *, answered: bool) -> Concerns:
     return "connection" if closed and answered else "server"
 
 
-def watcher(sock: Any) -> Any:
+def watcher(sock: socket) -> Callable[[], object]:
     """Return a function that says, without waiting, whether there is data to read."""
     if hasattr(select, "poll"):
         poll = select.poll()
@@ -251,28 +153,12 @@ def watcher(sock: Any) -> Any:
     return lambda: select.select([sock], [], [], 0)[0]
 
 
-def _only_tls(sock: ssl.SSLSocket) -> bool:
-    """True if the data to read belongs to TLS only, such as a session ticket."""
-    limit = sock.gettimeout()
-    sock.settimeout(0)
-    try:
-        sock.recv(1)
-    except ssl.SSLWantReadError:
-        return True
-    except OSError:
-        return False
-    finally:
-        sock.settimeout(limit)
-    return False
-
-
 class _Opening:
     """A place in a pool for a connection that a thread opens."""
 
     def __init__(self) -> None:
         self.began = monotonic()
         self.steps = 0  # that it has done
-        self.is_done = False  # the connection is open. Another thread may have taken it
 
 
 class _Pool:
@@ -304,19 +190,18 @@ class _Pool:
     def wait(self, step: Send, looks: float) -> Connection:
         """Wait for a connection: one that is put back, perhaps closed by the server, or one that is opened.
 
-        A thread starts one opening. It starts another one only if no opening is younger than `STUCK`, and its first
-        one is not over or another thread has taken the connection.
+        A thread starts an opening if fewer openings are younger than `STUCK` than threads wait, and if none has failed
+        since this thread waits.
 
         Raises NoReplyError after so many looks without progress (half of them under Sentinel or in a cluster, while no
         connection is open), after `patience.longest` looks in all, if an opening failed and no connection is open or
-        may soon be, and in a signal handler of a thread that holds the lock. Raises an error of `prepare` as it is.
+        may soon be, and in a signal handler of a thread that holds the lock. Raises an error of `Host.ensure` as it is.
         """
         if self._lock._is_owned():  # the thread that opens a connection needs the lock
             cause = TimeoutError("a signal handler or finalizer cannot wait for the connection that its thread opens")
             raise NoReplyError(step.address, cause, sent=False, concerns="plan")
         failed, seen, patience = self._failed, self._progress, self._patience
         silent = waited = 0.0  # looks: since the last progress, and in all
-        own: _Opening | None = None
         # A node that does not let us connect must leave time to ask where its keys are now.
         others = self._servers.kind in {"sentinel", "cluster"} and step.part == 1
         woken = Lock()
@@ -329,15 +214,14 @@ class _Pool:
                 with self._lock:  # no greenlet switches here, so none is killed while it waits for the lock
                     if self._idle:
                         continue
-                    again = own is None or ((own.is_done or own in self._openings) and not self._fresh())
-                    opening = self._reserve() if again else None
+                    has_failed = failed != self._failed
+                    opening = None if has_failed else self._reserve()
                     most = looks * PART if others and not self._open else looks
                     over = silent >= most or waited >= patience.longest
-                    refused = failed != self._failed and not self._open and not self._fresh()
+                    refused = has_failed and not self._open and not self._fresh()
                     if opening is None and (over or refused):
-                        raise self._no_connection(step.address, failed=failed != self._failed)
+                        raise self._no_connection(step.address, failed=has_failed)
                 if opening is not None:
-                    own = opening
                     self._start(opening, step)
                     continue
                 began = monotonic()
@@ -352,7 +236,7 @@ class _Pool:
             if self._idle:  # this thread may have been woken for it, and then interrupted
                 self._wake()
 
-    def ask(self, command: Fields, looks: float, connection: Connection | None = None) -> Any:
+    def ask(self, command: Fields, looks: float, connection: Connection | None = None) -> object:
         """Send a command over this connection, or an idle one, and put the connection back. Return the reply or a
         NoReplyError; NOT_SENT if no connection is idle, or if the server has closed the connection: then there is data
         to read that belongs to no command.
@@ -362,35 +246,13 @@ class _Pool:
                 connection = self._idle.pop()
             except IndexError:
                 return NOT_SENT
-        parser, now = connection.parser, monotonic()
+        now = monotonic()
         try:
-            if now - parser.used >= BUSY and parser.is_readable():  # the server has closed it
+            if now - connection.used >= BUSY and connection.is_readable():  # the server has closed it
                 self.discard(connection)
                 return NOT_SENT
-            parser.left = looks
-            frame, tag, _, replies = command
-            file, write, receive, feed, gets, nothing = parser.wire
-            # A socket with a timeout does not block, so write at once: `sendall` would first wait for its buffer.
-            # The file descriptor is read each time: that of a closed socket may belong to another file now.
-            try:
-                sent = write(file(), frame)
-            except BlockingIOError:
-                sent = 0
-            if sent != len(frame):
-                parser.send_all(frame[sent:])
-            try:  # nearly always one piece has the reply
-                feed(receive(_USUAL))
-                reply = gets()
-            except TimeoutError:  # `read_from_socket` looks again
-                parser.left, reply = looks - 1.0, nothing
-            if reply is nothing:
-                reply = parser.read_response()
-            if replies > 1:
-                for _ in range(1, replies):
-                    reply = parser.read_response()
-            if type(reply) is not bytes or tag is None or reply[:6] != b"%d" % tag:
-                check_tag(tag, reply)
-            parser.used = now
+            reply = connection.exchange(command, looks)
+            connection.used = now
         except BaseException as error:  # noqa: BLE001  # `_lost` raises it again
             return self._lost(connection, error, began=now)
         self._idle.append(connection)  # before `_waiting` is read: a thread that begins to wait later finds it
@@ -407,10 +269,10 @@ class _Pool:
         failure = failure_of(error)
         if failure is None:
             raise error  # an interrupt, or the timeout of a greenlet
-        concerns = concerns_of(error, answered=connection.parser.used > -inf)
+        concerns = concerns_of(error, answered=connection.used > -inf)
         for idle in list(self._idle) if concerns == "server" else ():
             # A firewall that has forgotten this connection has forgotten all that were idle when the command began.
-            if idle.parser.used < began:
+            if idle.used < began:
                 with suppress(ValueError):  # another thread has taken it
                     self._idle.remove(idle)
                     self.discard(idle)
@@ -458,8 +320,10 @@ class _Pool:
             self._openings.discard(opening)
             raise
 
-    def _step(self, opening: _Opening) -> None:
-        """Note a step of an opening."""
+    def _step(self, opening: _Opening, seconds: float) -> None:
+        """Note a step of an opening. redis-py bounds each of its reads, but not all of them together."""
+        if monotonic() - opening.began > seconds:
+            raise TimeoutError("the connection was not open in time")
         opening.steps += 1
         if opening.steps > self._furthest:
             self._furthest = opening.steps
@@ -467,15 +331,15 @@ class _Pool:
 
     def _connect(self, opening: _Opening, step: Send, *, seconds: float) -> None:
         """Open a connection and give it to a thread that waits, or to the next request."""
-        step_done = partial(self._step, opening)
-        step_done()
+        step_done = partial(self._step, opening, seconds)
         connection: Connection | None = None
         failure: Exception = ConnectionError("the opening was interrupted")
         try:
-            if self._servers.prepare is not None:
-                self._servers.prepare()
+            step_done()
+            if self._servers.host is not None:
+                self._servers.host.ensure(self._patience.deadline)
             connection = Connection(self._servers, step, self._patience, seconds=seconds, progress=step_done)
-        except Exception as error:  # noqa: BLE001  # the request that waits raises an error of `prepare`
+        except Exception as error:  # noqa: BLE001  # the request that waits raises an error of `ensure`
             found = failure_of(error)
             failure = error if found is None else self._servers.shown(found)
         finally:
@@ -485,7 +349,6 @@ class _Pool:
                 if connection is None:
                     self._failed, self._failure = self._failed + 1, failure
                 else:
-                    opening.is_done = True
                     self._progress += 1
                     self._open.add(connection)
                     self._idle.append(connection)
@@ -521,7 +384,7 @@ class Connections(Driver):
         self._closed = False
         fork.renew(self)
 
-    def send(self, step: Send, looks: float) -> Any:
+    def send(self, step: Send, looks: float) -> object:
         """Send a command. Return the reply, or a NoReplyError."""
         pool = self.pools.get(step.address)
         if pool is None:

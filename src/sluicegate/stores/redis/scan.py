@@ -46,7 +46,7 @@ class KeyPage(NamedTuple):
     foreign: int = 0  # keys under the prefix that are of no budget
 
 
-Scan = Generator[Steps[Any], Any, T]
+Scan = Generator[Steps[object], Any, T]
 """Yields operations, each with a separate deadline, and is sent their results."""
 
 

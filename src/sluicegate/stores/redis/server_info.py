@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from sluicegate.clock import monotonic
 from sluicegate.errors import StoreError, warn
@@ -20,7 +20,7 @@ _OWN: Final = ("valkey", "dragonfly", "garnet")  # they report a version of Redi
 _KEEPS: Final = "noeviction"
 
 
-def facts_of(reply: Any) -> Mapping[str, Any]:
+def facts_of(reply: object) -> Mapping[str, object]:
     """Return the facts in a reply to INFO, by name. A client that the user made has parsed the reply already.
 
     >>> facts_of(b"# Server\\r\\nredis_version:8.0.0\\r\\n")
@@ -32,7 +32,7 @@ def facts_of(reply: Any) -> Mapping[str, Any]:
     return reply if isinstance(reply, dict) else {}
 
 
-def version_of(facts: Mapping[str, Any]) -> str | None:
+def version_of(facts: Mapping[str, object]) -> str | None:
     """Return the name and the version of a server.
 
     >>> version_of({"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "9.0.0"})
@@ -44,14 +44,14 @@ def version_of(facts: Mapping[str, Any]) -> str | None:
     return None
 
 
-def warn_of_eviction(server: str, reply: Any, *, strict: bool) -> None:
+def warn_of_eviction(server: str, reply: object, *, strict: bool) -> None:
     """Warn (SG109) of a server that has a memory limit and evicts keys when it is reached."""
     policy = policy_of(reply)
     if policy:
         warn("SG109", server, strict=strict, policy=policy)
 
 
-def policy_of(reply: Any) -> str:
+def policy_of(reply: object) -> str:
     """Return the eviction policy of a server; "" if it evicts nothing or does not report it.
 
     >>> policy_of(b"# Memory\\r\\nmaxmemory:1048576\\r\\nmaxmemory_policy:allkeys-lru\\r\\n")
@@ -64,7 +64,7 @@ def policy_of(reply: Any) -> str:
     return "" if policy == _KEEPS else policy
 
 
-def identify(send: Callable[[Command], Steps[Any]]) -> Steps[tuple[str | None, float]]:
+def identify(send: Callable[[Command], Steps[object]]) -> Steps[tuple[str | None, float]]:
     """Return the version of the server, and the seconds of a round trip. `send` sends a command to the server.
 
     INFO comes first, because it may open the connection. A user without the permission gets no version.

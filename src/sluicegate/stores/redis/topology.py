@@ -8,7 +8,6 @@ request for a suspect loads the map first, and asks the suspects for it last.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from binascii import crc_hqx
 from math import inf
 from typing import Any, Final, cast
@@ -37,63 +36,47 @@ def slot_of(identity: str) -> int:
     return crc_hqx(packed_digest(identity), 0) % SLOTS
 
 
-class Topology(ABC):
-    """The addresses of slots. What is written here is for one server at a time."""
+class Topology:
+    """The addresses of slots: here those of one server at a fixed address. What is written here is for one server at a
+    time.
+    """
 
-    name: TopologyName
+    name: TopologyName = "single"
     split = False  # whether keys of different slots may be on different servers
     address: Address | None = None  # the server of all slots, if there is one and no look-up is needed
+
+    def __init__(self, servers: Servers) -> None:
+        self.address = servers.seeds[0]
 
     def known(self, slot: int) -> Address | None:
         """Return the address of a slot, if no look-up is needed."""
         return self.address
 
-    @abstractmethod
     def find(self, slot: int) -> Steps[Address]:
         """Return the address of a slot."""
+        return cast(Address, self.address)
+        yield
 
-    @abstractmethod
     def lost(self, address: Address) -> bool:
         """Note that an address cannot be reached or refuses writes. True if a new look-up may find another server."""
+        return False
 
-    def answered(self, address: Address) -> None:  # noqa: B027  # only a cluster has another server to prefer
-        """Note that an address has answered a command."""
+    def answered(self, address: Address) -> None:
+        """Note that an address has answered a command. Only a cluster has another server to prefer."""
 
-    @abstractmethod
     def moved(self, slot: int, address: Address) -> None:
         """Note that another node has a slot. Raises StoreError if the URL is not the URL of a cluster."""
+        raise StoreError(str(self.address), "it is a node of a cluster; use redis+cluster://")
 
     def masters(self) -> Steps[tuple[Address, ...]]:
         """Return every server that is not a replica."""
         return ((yield from self.find(0)),)
 
 
-class Single(Topology):
-    """One server at a fixed address."""
-
-    name: TopologyName = "single"
-
-    def __init__(self, servers: Servers) -> None:
-        self.address = servers.seeds[0]
-
-    def find(self, slot: int) -> Steps[Address]:
-        """Return the address in the URL."""
-        return cast(Address, self.address)
-        yield
-
-    def lost(self, address: Address) -> bool:
-        """Return False: a new look-up cannot find another server, because there is only one."""
-        return False
-
-    def moved(self, slot: int, address: Address) -> None:
-        """Raise StoreError: only a node of a cluster redirects."""
-        raise StoreError(str(self.address), "it is a node of a cluster; use redis+cluster://")
-
-
 class Sentinel(Topology):
     """The master that Sentinels name. `address` is None until a Sentinel has named it."""
 
-    name: TopologyName = "sentinel"
+    name = "sentinel"
 
     def __init__(self, servers: Servers) -> None:
         self._seeds = list(servers.seeds)
@@ -147,7 +130,7 @@ class Sentinel(Topology):
 class Cluster(Topology):
     """The nodes of a cluster, by slot."""
 
-    name: TopologyName = "cluster"
+    name = "cluster"
     split = True
 
     def __init__(self, servers: Servers) -> None:
@@ -274,4 +257,4 @@ def _slots_of(reply: list[Any], asked: Address) -> list[Address | None]:
 def topology(servers: Servers) -> Topology:
     """Return the topology that a URL names."""
     kinds = {"sentinel": Sentinel, "cluster": Cluster}
-    return kinds.get(servers.kind, Single)(servers)
+    return kinds.get(servers.kind, Topology)(servers)

@@ -5,9 +5,11 @@ The whole URL is checked when a store is made. This module sends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from socket import socket
+from typing import Any, Final, Protocol, cast
 from urllib.parse import urlsplit
 
 import redis
@@ -36,39 +38,88 @@ _EXAMPLES: Final = {
 }
 
 
+Options = dict[str, Any]
+"""The arguments of a connection of redis-py."""
+
+
+class Host(Protocol):
+    """The server that this application starts itself."""
+
+    def ensure(self, timeout: float) -> None:
+        """Start the server if there is none. Called before a connection is opened."""
+        ...
+
+    def check(self, connection: socket) -> None:
+        """Raise OSError if the server at the other end is another user's. Called before anything is sent."""
+        ...
+
+
+RedisConnection = Any
+"""A connection of redis-py. The class for threads and the one for asyncio have no common base with types."""
+
+
+def _greeting(parser: Any) -> Callable[..., object]:
+    """Return a subclass of a parser of redis-py, for the opening of a connection. Its replies are few."""
+
+    class Greeting(parser):  # type: ignore[misc]
+        def __init__(self, *, host: Host | None, progress: Callable[[], object], **options: Any) -> None:
+            super().__init__(**options)
+            self._host, self._progress = host, progress
+
+        def on_connect(self, connection: RedisConnection, **options: Any) -> None:
+            """Check whose server it is: nothing was sent yet."""
+            if self._host is not None:
+                writer = getattr(connection, "_writer", None)  # on asyncio; redis-py has no public name for the socket
+                self._host.check(connection._sock if writer is None else writer.get_extra_info("socket"))
+            super().on_connect(connection, **options)
+
+        def read_from_socket(self, *args: Any, **options: Any) -> object:
+            """Note that the step before is done, then read. On asyncio the result is awaitable."""
+            self._progress()
+            return super().read_from_socket(*args, **options)
+
+        def parse_error(self, response: str) -> Exception:
+            """Return an error reply with the whole text of the server: redis-py removes the code."""
+            error = cast(Exception, super().parse_error(response))
+            error.args = (response,)
+            return error
+
+    return Greeting
+
+
+_PARSERS: Final = (_greeting(redis.connection.DefaultParser), _greeting(redis.asyncio.connection.DefaultParser))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
     """The servers of one store.
 
     `kind` is "" or "cell" for one server, "sentinel" or "cluster"; `seeds` are the addresses in the URL (of the
-    Sentinels, if there are any). `service` is the Sentinels' name of the master. `prepare` is called before a
-    connection is opened. `connection_classes` replace redis-py's classes: the sync one and the async one.
+    Sentinels, if there are any). `service` is the Sentinels' name of the master.
     """
 
     kind: str
     seeds: tuple[Address, ...]
     service: str
     connections: int  # the most connections to one address at a time, in synchronous code
-    options: Mapping[str, Any]  # the arguments of redis-py's connections
-    sentinel_options: Mapping[str, Any]
-    prepare: Callable[[], None] | None = None
-    connection_classes: tuple[type, type] | None = None
+    options: Options  # the arguments of redis-py's connections
+    sentinel_options: Options
+    host: Host | None = None
 
     def connection(
-        self, address: Address, *, timeout: float, asynchronous: bool, sentinel: bool = False, **more: Any
-    ) -> Any:
+        self, address: Address, *, timeout: float, asynchronous: bool, sentinel: bool, progress: Callable[[], object]
+    ) -> RedisConnection:
         """Return a connection of redis-py to this address, not opened yet. It is for asyncio if `asynchronous`.
 
-        `more` are other arguments of redis-py. Replies are bytes, whatever the URL says.
+        `progress` is called for each step of the opening. Replies are bytes, whatever the URL says.
         """
         options = dict(self.sentinel_options if sentinel else self.options)
         kind = options.pop("connection_class", "Connection")
         location = {"host": address.host, "port": address.port} if address.port else {"path": address.host}
         made = getattr(redis.asyncio.connection if asynchronous else redis.connection, kind)
-        if self.connection_classes is not None:
-            made = self.connection_classes[asynchronous]
         return made(
-            **{"protocol": 2, **_UNNAMED, **options, **location, **more, "decode_responses": False},
+            **{"protocol": 2, **_UNNAMED, **options, **location, "decode_responses": False},
+            parser_class=partial(_PARSERS[asynchronous], host=self.host, progress=progress),
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
             retry=(AsyncRetry if asynchronous else Retry)(NoBackoff(), 0),
@@ -89,16 +140,21 @@ class Servers:
         return error.with_traceback(None)
 
 
-def servers(
-    url: str, *, prepare: Callable[[], None] | None = None, connection_classes: tuple[type, type] | None = None
-) -> Servers:
+def is_silent(connection: RedisConnection) -> bool:
+    """True if redis-py sends nothing when it opens this connection. Then a PING shows whether the server serves us."""
+    return not (connection.username or connection.password or connection.db)
+
+
+def servers(url: str, *, host: Host | None = None) -> Servers:
     """Read the servers from a URL. Raises StoreURLError for a URL that cannot work. Nothing is sent."""
     kind, shown = url.partition("://")[0].lower().partition("+")[2], shown_url(url)
     try:
-        found = replace(_read(url, kind, prepare), connection_classes=connection_classes)
+        found = _read(url, kind, host)
         for asynchronous in (False, True):  # redis-py refuses an unknown option here, not in the first request
             for sentinel in (False, True):
-                made = found.connection(found.seeds[0], timeout=1, asynchronous=asynchronous, sentinel=sentinel)
+                made = found.connection(
+                    found.seeds[0], timeout=1, asynchronous=asynchronous, sentinel=sentinel, progress=list
+                )
                 made.pack_command("PING")
     except (ValueError, TypeError, LookupError, AttributeError, RedisError) as error:
         problem = "a part of it cannot be read" if shown.endswith("…") else str(error)
@@ -109,7 +165,7 @@ def servers(
     raise StoreURLError("store", shown, problem=problem, expected=expected)
 
 
-def _read(url: str, kind: str, prepare: Callable[[], None] | None) -> Servers:
+def _read(url: str, kind: str, host: Host | None) -> Servers:
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower().partition("+")[0]
     scheme = {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
@@ -141,11 +197,11 @@ def _read(url: str, kind: str, prepare: Callable[[], None] | None) -> Servers:
         connections=connections,
         options=options,
         sentinel_options={**options, **sentinel, "db": 0},
-        prepare=prepare,
+        host=host,
     )
 
 
-def _options(url: str) -> dict[str, Any]:
+def _options(url: str) -> Options:
     """Return the options that redis-py reads from a URL. The class is kept by name: sync and async have one each."""
     options = redis.connection.parse_url(url)
     parts = urlsplit(url)
@@ -160,7 +216,7 @@ def _options(url: str) -> dict[str, Any]:
     return {name: Hidden(value) if "password" in name else value for name, value in options.items()}
 
 
-def _address(options: dict[str, Any], port: int) -> Address:
+def _address(options: Options, port: int) -> Address:
     """Take the address out of the options."""
     path = options.pop("path", None)
     host, port = options.pop("host", "localhost"), options.pop("port", port)

@@ -33,7 +33,7 @@ from sluicegate.observe.status import TopologyName
 from sluicegate.stores.redis.drivers import AsyncDriver, Driver
 from sluicegate.stores.redis.patience import Patience
 from sluicegate.stores.redis.steps import MALFORMED, Address, NoReplyError, Send, Steps
-from sluicegate.stores.redis.topology import Single
+from sluicegate.stores.redis.topology import Topology
 
 _ENDLESS: Final = 86_400.0  # seconds: no deadline is used, because a call of the client cannot be interrupted
 _CODES: Final[tuple[tuple[type[Exception], str], ...]] = (  # redis-py removes the code from a reply
@@ -49,11 +49,17 @@ _CODES: Final[tuple[tuple[type[Exception], str], ...]] = (  # redis-py removes t
     (TryAgainError, "TRYAGAIN"),
 )
 
+RedisClient = Any
+"""A client of redis-py: for threads or for asyncio, of one server or of a cluster. Their classes share no base."""
 
-class UserTopology(Single):
+RedisPool = Any
+"""The pool of such a client, or the nodes of a cluster."""
+
+
+class UserTopology(Topology):
     """The client finds its servers itself. The client of a cluster accepts the keys of one slot at a time."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: RedisClient) -> None:
         self.address = address_of(client)
         self.split = hasattr(client, "get_node_from_key")
         self.name: TopologyName = "cluster" if self.split else "single"
@@ -69,11 +75,11 @@ class UserTopology(Single):
 class UserClient(Driver):
     """A client for threads. Its own timeouts apply, because a call cannot be interrupted from outside."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: RedisClient) -> None:
         self.client = client
         self.patience = Patience(_ENDLESS)
 
-    def send(self, step: Send, looks: float) -> Any:
+    def send(self, step: Send, looks: float) -> object:
         try:
             return self.client.execute_command(*_words(step))
         except (RedisError, RedisClusterException, OSError, *MALFORMED) as error:
@@ -89,11 +95,11 @@ class UserClient(Driver):
 class AsyncUserClient(AsyncDriver):
     """A client for asyncio."""
 
-    def __init__(self, client: Any, *, deadline: float) -> None:
+    def __init__(self, client: RedisClient, *, deadline: float) -> None:
         self.client = client
         self.patience = Patience(deadline)
 
-    async def send(self, step: Send, looks: float) -> Any:
+    async def send(self, step: Send, looks: float) -> object:
         try:
             async with asyncio.timeout(looks * self.patience.look):
                 return await self.client.execute_command(*_words(step))
@@ -107,7 +113,7 @@ class AsyncUserClient(AsyncDriver):
         """Do nothing: the user closes the client."""
 
 
-def check_client(client: Any, *, asynchronous: bool) -> None:
+def check_client(client: RedisClient, *, asynchronous: bool) -> None:
     """Raise StoreURLError for what is no client, AsyncMismatchError for a sync client in async code or the reverse."""
     call = None if isinstance(client, type) else getattr(client, "execute_command", None)
     shown = client if isinstance(client, type) else f"{type(client).__module__}.{type(client).__qualname__}"
@@ -120,7 +126,7 @@ def check_client(client: Any, *, asynchronous: bool) -> None:
         raise AsyncMismatchError("store", shown, problem=problem, expected=expected)
 
 
-def address_of(client: Any) -> Address:
+def address_of(client: RedisClient) -> Address:
     """Return the address of a client's Redis server, in the form that errors show."""
     if not hasattr(client, "connection_pool"):
         return Address("a cluster", 0)
@@ -130,7 +136,7 @@ def address_of(client: Any) -> Address:
     return Address(str(options.get("host", "localhost")), int(options.get("port", 6379)))
 
 
-def warn_about(client: Any, *, strict: bool) -> None:
+def warn_about(client: RedisClient, *, strict: bool) -> None:
     """Warn of a client that can charge twice (SG106) or hang (SG107)."""
     shown = f"{type(client).__module__.partition('.')[0]}.{type(client).__name__}({address_of(client)})"
     retry = client.get_retry() if hasattr(client, "get_retry") else getattr(client, "retry", None)
@@ -142,17 +148,17 @@ def warn_about(client: Any, *, strict: bool) -> None:
         warn("SG107", shown, strict=strict)
 
 
-def _pool(client: Any) -> Any:
+def _pool(client: RedisClient) -> RedisPool:
     return getattr(client, "connection_pool", getattr(client, "nodes_manager", None))
 
 
-def decodes(client: Any) -> bool:
+def decodes(client: RedisClient) -> bool:
     """True if the client decodes replies as text. Not every version can leave the reply of one command as it is."""
     pool = _pool(client)
     return pool is not None and bool(pool.connection_kwargs.get("decode_responses"))
 
 
-def _words(step: Send) -> list[Any]:
+def _words(step: Send) -> list[str | bytes]:
     """Return the words of a packed command. The client looks the command's name up, so the name is text."""
     reader = hiredis.Reader()
     reader.feed(step.command.frame)
