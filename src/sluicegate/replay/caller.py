@@ -10,13 +10,17 @@ from sluicegate.quota import MAX_LIMIT
 from sluicegate.replay.traffic import FIELD, HEADER
 from sluicegate.rules.response import Response
 
+Row = tuple[Any, ...]
+Places = Mapping[str, int]
+"""For a column, the place of its value in a row."""
+
 
 class LoggedRequest:
     """One row of traffic: the `Caller` of the gate, and the request that the functions of rules are called with."""
 
     __slots__ = ("_at", "_forwarding", "_values")
 
-    def __init__(self, values: Sequence[Any], at: Mapping[str, int], forwarding: str = "x-forwarded-for") -> None:
+    def __init__(self, values: Row, at: Places, forwarding: str = "x-forwarded-for") -> None:
         self._values = values
         self._at = at
         self._forwarding = forwarding  # the header that the column `forwarded` has, in small letters

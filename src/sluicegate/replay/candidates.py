@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from sluicegate.errors import RuleError, SettingsError
 from sluicegate.replay.caller import FieldCost, LogKey, StatusIn
@@ -21,6 +21,8 @@ from sluicegate.rules.rule import METHODS, Rule
 from sluicegate.web.settings import Settings, read_table
 
 FORM: Final = "[NAME:] QUOTA [by KEY] [on [METHOD] PATH] [with ALGORITHM] [cost FIELD[/UNIT]] [when STATUS]"
+Options = dict[str, Any]
+"""Options of a rule, before they are checked."""
 _WORDS: Final = ("by", "on", "with", "cost", "when")
 _OF_QUOTAS: Final = ("per", "at", "once", "for", "burst")
 _NAME: Final = re.compile(r"([A-Za-z][\w.-]{0,63}):\s+")
@@ -67,17 +69,22 @@ def _with_log_keys(options: Any) -> Any:
     return found
 
 
+def rules_of(settings: Settings) -> list[Rule]:
+    """Return the rules of settings, which have made each mapping a Rule."""
+    return [each for each in settings.rules if isinstance(each, Rule)]
+
+
 def as_if_enforced(candidate: Candidate) -> Candidate:
     """Return a candidate whose rules in shadow refuse too: whom they would refuse is what a replay is for."""
     settings = candidate.settings
-    rules = [replace(rule, mode="enforce", enforce_percent=100) for rule in cast("Iterable[Rule]", settings.rules)]
+    rules = [replace(rule, mode="enforce", enforce_percent=100) for rule in rules_of(settings)]
     return candidate._replace(settings=replace(settings, mode="enforce", rules=rules))
 
 
 def enforced(candidate: Candidate, rule: str) -> float:
     """Return the percentage of identities for which a candidate enforces a rule: 0 for a rule in shadow."""
     settings = candidate.settings
-    rules = {each.name: each for each in cast("Iterable[Rule]", settings.rules)}
+    rules = {each.name: each for each in rules_of(settings)}
     if settings.mode == "shadow" or (rule in rules and rules[rule].mode == "shadow"):
         return 0
     return rules[rule].enforce_percent if rule in rules else 100
@@ -93,7 +100,7 @@ def from_rules(texts: Sequence[str], **options: Any) -> Candidate:
     return Candidate(name, Settings.from_mapping(given, source="--rule"))
 
 
-def parse_rule(text: str) -> dict[str, Any]:
+def parse_rule(text: str) -> Options:
     """Read the options of one rule from its text.
 
     >>> parse_rule("login: 5/minute by ip on POST /login")
@@ -107,7 +114,7 @@ def parse_key(text: str) -> Any:
     return _Reader(text, "--by").by(text, 0)["key"]
 
 
-def parse_requests(text: str) -> dict[str, Any]:
+def parse_requests(text: str) -> Options:
     """Read the path and the methods alone, from the text of --group."""
     return _Reader(text, "--group").on(text, 0)
 
@@ -123,7 +130,7 @@ class _Reader:
         """Return an error about the text from this place on."""
         return RuleError(self._what, self.text, problem=f"at character {at + 1}, {problem}", expected=expected)
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Options:
         text = self.text
         if len(text) > _LONGEST:
             raise RuleError("--rule", text, problem=f"{len(text)} characters", expected=f"give at most {_LONGEST}")
@@ -134,8 +141,8 @@ class _Reader:
         if not quota:
             raise self.error(start, "the quota is missing", f"write {FORM}")
         plain = not any(sign in quota for sign in ";,|")  # several quotas get the words of their periods
-        options: dict[str, Any] = {"name": named[1] if named else quota if plain else "rule", "quota": quota}
-        readers: dict[str, Callable[[str, int], dict[str, Any]]] = {
+        options: Options = {"name": named[1] if named else quota if plain else "rule", "quota": quota}
+        readers: dict[str, Callable[[str, int], Options]] = {
             "by": self.by,
             "on": self.on,
             "with": lambda given, _: {"algorithm": given},
@@ -179,7 +186,7 @@ class _Reader:
                 place = quota[1] + quota[0].index(f" {word}") + 1
                 raise self.error(place, f'"{word}" is not known', f'did you mean "{near[0]}"?')
 
-    def by(self, given: str, at: int) -> dict[str, Any]:
+    def by(self, given: str, at: int) -> Options:
         keys = [self._key(part, place) for part, place in _items(given, at)]
         return {"key": keys[0] if len(keys) == 1 else tuple(keys)}
 
@@ -199,7 +206,7 @@ class _Reader:
         near = get_close_matches(f"{kind}{colon}", _KEYS, 1)
         raise self.error(at, f'"{part}" is no key', f'did you mean "{near[0]}"? {known}' if near else known)
 
-    def on(self, given: str, at: int) -> dict[str, Any]:
+    def on(self, given: str, at: int) -> Options:
         words = given.split() or [""]
         if len(words) > 2:
             place = at + given.index(words[2])
@@ -215,7 +222,7 @@ class _Reader:
             raise self.error(at, problem, "write methods and a path, as in POST,PUT /login")
         return {"path": path, "methods": names}
 
-    def _cost(self, given: str, at: int) -> dict[str, Any]:
+    def _cost(self, given: str, at: int) -> Options:
         name, slash, unit = given.partition("/")
         if given.isascii() and given.isdecimal():
             return {"cost": int(given)}
@@ -226,7 +233,7 @@ class _Reader:
         column = name if name in COLUMNS else f"{FIELD}{name}"
         return {"cost": FieldCost(column, int(unit) if slash else 1)}
 
-    def _when(self, given: str, at: int) -> dict[str, Any]:
+    def _when(self, given: str, at: int) -> Options:
         statuses, hundreds = set(), set()
         for status, place in _items(given, at):
             number = status.lower().replace("xx", "00")

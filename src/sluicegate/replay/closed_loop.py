@@ -60,8 +60,8 @@ def waits_of(ready: Ready, found: pl.DataFrame, kept: OneIdentity | None = None)
     the requests of one identity, that one is `kept`.
     """
     waits, met = Waits(), Met()
-    fresh = ready if ready.plain or kept else ready.fresh()
-    for _, times, values in by_identity(ready, found):
+    fresh = ready if ready.plain or kept else Ready(ready.candidate)  # with empty budgets
+    for _, _, times, values in by_identity(ready, found):
         (kept or one_identity(fresh)).wait(times, values, met)
     waits.add(met)
     return waits
@@ -73,7 +73,7 @@ class Loop:
     """
 
     def __init__(self, ready: Ready) -> None:
-        self._ready = ready.fresh()
+        self._ready = Ready(ready.candidate)  # with budgets of its own
         self._decider = Decider(self._ready)
         self._lines: dict[str | None, deque[tuple[int, LoggedRequest]]] = {}  # of each client that waits
         self._refusals: Counter[str | None] = Counter()  # of the first request of each line

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property
-from typing import Any, Final, cast
+from functools import cached_property, partial
+from itertools import count
+from typing import Final, NamedTuple
 
 from sluicegate.clock import MICROSECOND
+from sluicegate.concurrency import Concurrency
 from sluicegate.errors import AlgorithmError, needs
 from sluicegate.plan import Terms
 from sluicegate.quota import MAX_LIMIT, Quota
-from sluicegate.replay.candidates import Candidate
-from sluicegate.replay.decide import OneIdentity, Ready, charged, decided, one_identity
+from sluicegate.replay.candidates import Candidate, rules_of
+from sluicegate.replay.decide import OneIdentity, Ready, by_identity, one_identity, ruled, with_costs
 from sluicegate.replay.peaks import Peaks
-from sluicegate.replay.plain import Steps, Strict, reach, steps_of, with_limit
-from sluicegate.rules.rule import Rule
+from sluicegate.replay.plain import Strict, reach, with_limit
 
 with needs("replay"):
     import polars as pl
@@ -43,6 +44,14 @@ def limits(limit: int, steps: int) -> list[int]:
     return sorted(found)
 
 
+class _Point(NamedTuple):
+    """One limit of one quota."""
+
+    limit: int
+    begin: Callable[[], OneIdentity]  # returns an identity that has asked nothing yet
+    kept: OneIdentity | None  # the single identity
+
+
 class Scale:
     """The limits of each curve of a candidate. They depend on the number of requests, because each point is decided."""
 
@@ -62,77 +71,90 @@ class Scale:
             chosen = [each for each in limits(terms.quota.limit, steps) if _possible(terms, each, least)]
             self.rules.append((number, terms, chosen))
 
-    def ready(self, number: int, limit: int) -> Ready:
-        """Return the candidate with another limit of one of its quotas."""
-        settings = self.candidate.settings
-        defaults: Any = settings.default_limits
-        if number < len(defaults):
-            changed = _changed(defaults, number, limit)
-            return Ready(self.candidate._replace(settings=replace(settings, default_limits=changed)))
-        at = len(defaults)
-        rules = list(settings.rules)
-        for place, rule in enumerate(cast("list[Rule]", rules)):
-            quotas: Any = rule.quota  # of a candidate that counts each identity alone: no Concurrency, no function
-            if at <= number < at + len(quotas):
-                rules[place] = replace(rule, quota=_changed(quotas, number - at, limit))
-            at += len(quotas)
-        return Ready(self.candidate._replace(settings=replace(settings, rules=rules)))
+    def _ready_with(self, number: int, limit: int) -> Ready:
+        """Return the candidate with another limit of one of its quotas, which all are known before any request."""
+        settings, numbers = self.candidate.settings, count()
+
+        def changed(quotas: Iterable[object]) -> list[Quota]:
+            known = [each for each in quotas if isinstance(each, Quota)]
+            return [_with(each, limit) if next(numbers) == number else each for each in known]
+
+        defaults = changed(settings.default_limits)  # their numbers come before those of the rules
+        rules = [
+            replace(rule, quota=changed(quotas))
+            for rule in rules_of(settings)
+            for quotas in rule.known
+            if not isinstance(quotas, Concurrency)
+        ]
+        return Ready(self.candidate._replace(settings=replace(settings, default_limits=defaults, rules=rules)))
 
     @cached_property
-    def _tried(self) -> list[list[tuple[Ready, OneIdentity | None]]]:
-        """The candidate with each limit of each rule, and the single identity under it."""
-        ready = [[self.ready(number, limit) for limit in limits] for number, _, limits in self.rules]
-        return [[(each, one_identity(each) if self._single else None) for each in points] for points in ready]
+    def _points(self) -> list[list[_Point]]:
+        """The points of each curve. Their limits rise."""
+        ready, found = self._ready, list[list[_Point]]()
+        for number, own, limits in self.rules:
+            points = []
+            for limit in limits:
+                terms = with_limit(own, limit)
+                if ready.plain:
+                    every = [*ready.terms[:number], terms, *ready.terms[number + 1 :]]
+                    begin = partial(one_identity, ready, every)
+                else:
+                    begin = partial(one_identity, self._ready_with(number, limit))
+                points.append(_Point(terms.limit, begin, begin() if self._single else None))
+            found.append(points)
+        return found
 
     @cached_property
-    def _plain(self) -> list[tuple[Terms, Steps | Strict | None]]:
-        """The same for the only rule, if it is a plain one."""
-        ((_, terms, limits),) = self.rules
-        chosen = [with_limit(terms, limit) for limit in limits]
-        return [(each, steps_of(each, self._ready.cost) if self._single else None) for each in chosen]
-
-    @cached_property
-    def _fastest(self) -> Peaks:
-        """The most requests of each identity within the longest time that matters to one of the limits."""
-        return Peaks(["identity"], [max([reach(terms, self._ready.cost) for terms, _ in self._plain])])
+    def _peaks(self) -> list[Peaks]:
+        """For each quota, the most requests of each identity within the longest time that matters to its limits."""
+        ready, found = self._ready, []
+        for number, terms, limits in self.rules:
+            cost = ready.bounds[ready.owner[number]].rule.cost
+            found.append(Peaks(["identity"], [max([reach(with_limit(terms, limit), cost) for limit in limits])]))
+        return found
 
     def points(self, frame: pl.DataFrame, programs: pl.Series) -> list[Points]:
         """Return what each limit would have refused of a frame, sorted by identity and time, for each rule."""
-        if self._ready.alone is not None:
-            return [self._alone(frame, programs) for _ in self.rules]
-        return [
-            [_point(frame, decided(ready, frame, kept)[1], programs) for ready, kept in each] for each in self._tried
-        ]
+        if not self.rules:
+            return []
+        rows, automated = ruled(self._ready, frame), set(programs.to_list())
+        found = [[[0, 0, 0] for _ in points] for points in self._points]
+        most = self._most(rows)
+        rest = rows if self._single else rows.filter(pl.col("identity").is_in([*most]))
+        for identity, _, times, values in by_identity(self._ready, rest):
+            units = most.get(identity, {})
+            over = {number for number, each in units.items() if each > self._ready.terms[number].limit}
+            for number, points in enumerate(self._points):
+                enough = units.get(number, 0) if over <= {number} else MAX_LIMIT
+                for counted, (limit, begin, kept) in zip(found[number], points, strict=True):
+                    if enough <= limit:
+                        if kept is None:
+                            break  # higher limits do not refuse it either
+                        if isinstance(kept, Strict):
+                            kept.admitted(times)
+                            continue
+                    if runs := (kept or begin()).refused(times, values):
+                        counted[0] += sum([after - at for at, after, *_ in runs])
+                        counted[1] += 1
+                        counted[2] += identity not in automated
+        return found
 
-    def _alone(self, frame: pl.DataFrame, programs: pl.Series) -> Points:
-        """Return what one plain rule would have refused with each limit. They rise."""
-        ready, single = self._ready, self._single
-        mine = charged(ready, frame, ready.bounds[0])
-        cost, points, automated = ready.cost, [[0, 0, 0] for _ in self._plain], set(programs.to_list())
-        if cost == 0 or not mine.height:
-            return points
-        if cost is None:  # as floats: the sum may leave int64
-            most = mine.group_by("identity").agg(pl.col("cost").cast(pl.Float64()).sum().alias("most"))
-        else:
-            most = self._fastest.add(mine).select("identity", pl.nth(1).alias("most"))
-        units, columns = cost or 1, ["time", *(["cost"] if cost is None else [])]
-        if not single:
-            most = most.filter(pl.col("most") > self._plain[0][0].limit // units)
-        groups = mine.join(most, on="identity", how="semi").group_by("identity").agg(columns).join(most, on="identity")
-        for identity, highest, times, *costs in groups.select("identity", "most", *columns).iter_rows():
-            for point, (terms, kept) in zip(points, self._plain, strict=True):
-                if highest <= terms.limit // units:
-                    if not single:
-                        break
-                    if isinstance(kept, Strict):
-                        kept.admitted(times)
-                        continue
-                runs = (kept or steps_of(terms, cost)).refused(times, costs[0] if costs else units)
-                if runs:
-                    point[0] += sum([after - at for at, after, *_ in runs])
-                    point[1] += 1
-                    point[2] += identity not in automated
-        return points
+    def _most(self, rows: pl.DataFrame) -> dict[int, dict[int, float]]:
+        """Return the identities that some limit might refuse, each with its most units within the reach of a quota."""
+        ready, found = self._ready, dict[int, dict[int, float]]()
+        for number, (at, points) in enumerate(zip(ready.owner, self._points, strict=True)):
+            bound, cost = ready.bounds[at], ready.bounds[at].rule.cost
+            mine = with_costs(ready, rows.filter(ready.having(number)), bound)
+            if not mine.height:
+                continue
+            if isinstance(cost, int):
+                most = self._peaks[number].add(mine).select("identity", units=pl.nth(1) * cost)
+            else:  # as floats: the sum may leave int64
+                most = mine.group_by("identity").agg(units=pl.col("cost").cast(pl.Float64()).sum())
+            for identity, units in most.filter(pl.col("units") > points[0].limit).iter_rows():
+                found.setdefault(identity, {})[number] = units
+        return found
 
 
 def _possible(terms: Terms, limit: int, least: int) -> bool:
@@ -159,16 +181,6 @@ def _note(ready: Ready, steps: int) -> str:
     return f"No other limits were replayed: {why}. Try them as candidates of their own."
 
 
-def _point(frame: pl.DataFrame, refusals: pl.DataFrame, programs: pl.Series) -> list[int]:
-    who = frame.select("row", "identity").join(refusals, on="row", how="semi")["identity"].unique()
-    return [refusals.height, len(who), len(who) - _among(who.to_list(), programs)]
-
-
-def _among(identities: list[int], programs: pl.Series) -> int:
-    return int(pl.Series(identities, dtype=programs.dtype).is_in(programs.implode()).sum())
-
-
-def _changed(quotas: Sequence[Quota], at: int, limit: int) -> tuple[Quota, ...]:
-    """Return quotas of which one has another limit."""
-    one = quotas[at]
-    return (*quotas[:at], Quota(limit, Fraction(one.period_us, MICROSECOND), burst=one.burst), *quotas[at + 1 :])
+def _with(quota: Quota, limit: int) -> Quota:
+    """Return a quota with another limit."""
+    return Quota(limit, Fraction(quota.period_us, MICROSECOND), burst=quota.burst)

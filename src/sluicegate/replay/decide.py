@@ -8,7 +8,6 @@ Limiter.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -16,13 +15,12 @@ from itertools import count
 from typing import Any, Final, NamedTuple, Protocol
 
 from sluicegate.address import IPV4_PREFIX
-from sluicegate.algorithms import KEPT
 from sluicegate.errors import RuleError, needs
 from sluicegate.identity import identity_text, joined
 from sluicegate.plan import Decision, Terms
-from sluicegate.replay.caller import LoggedRequest
-from sluicegate.replay.candidates import Candidate
-from sluicegate.replay.plain import PATIENCE, Met, Run, reach, steps_of
+from sluicegate.replay.caller import LoggedRequest, Places, Row
+from sluicegate.replay.candidates import Candidate, rules_of
+from sluicegate.replay.plain import PATIENCE, STRICT, Met, Run, Steps, Strict, reach
 from sluicegate.replay.traffic import COLUMNS, HEADER
 from sluicegate.rules.key import Caller, KeySpec, ReadyKey, identity_of
 from sluicegate.rules.response import Response
@@ -46,7 +44,12 @@ _OCTET: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4: Final = rf"^(?:{_OCTET}\.){{3}}{_OCTET}$"
 _OF_IP: Final = joined([identity_text("ip")])  # the identity of an address begins with this
 
-REFUSALS: Final = {"row": pl.Int64(), "until": pl.Int64(), "rule": pl.UInt16()}
+Values = Any
+"""What else than its time a request is decided by: the number of the set of its quotas or its cost, under plain rules,
+or else the whole request. One sequence of one kind for each candidate.
+"""
+ALLOWED: Final = -1  # in the place of the rule that refused
+REFUSALS: Final = {"row": pl.Int64(), "until": pl.Int64(), "rule": pl.Int32()}
 """The columns of refusals: the number of the row, the time at which the same request would pass (null: never), and the
 number of the rule that refused among `Ready.names`.
 """
@@ -84,22 +87,17 @@ class Ready:
         self.reads = _columns(self.key, settings)  # None: any
         self.terms = tuple([each for bound in self.bounds for each in bound.terms or ()])
         self.owner = tuple([at for at, bound in enumerate(self.bounds) for _ in bound.terms or ()])  # of each terms
-        self._texts: dict[tuple[Any, ...], str | None] = {}
-        self.sets: dict[tuple[int, ...], int] = {(): 0}  # each set of rules that apply to a request, and its number
+        self._texts: dict[Row, str | None] = {}
+        self.sets: list[tuple[int, ...]] = [()]  # the sets of quotas that apply to a request, by their number
         self.bans = tuple(dict.fromkeys([each.ban for each in self.terms if each.ban is not None]))
         self.names = (*[each.name for each in (*self.terms, *self.bans)], FORBIDDEN_RULE)
         self.by_identity = self._counts_each_identity_alone()
         self.plain = self._has_only_plain_rules()
         # The only rule, if it has one quota and its charges depend on nothing else.
         self.alone = self.bounds[0] if self.plain and len(self.terms) == 1 else None
-        cost = self.alone.rule.cost if self.alone is not None else None
-        self.cost = cost if isinstance(cost, int) else None  # of each request; None: they differ
-
-    def fresh(self) -> Ready:
-        """Return the same candidate with empty budgets."""
-        found = Ready(self.candidate)
-        found.sets = self.sets  # the frames have its numbers
-        return found
+        costs = [self.bounds[at].rule.cost for at in self.owner]
+        self.costs = tuple([cost for cost in costs if isinstance(cost, int)])  # of several plain rules, that of each
+        self.cost = self.costs[0] if self.alone is not None and self.costs else None  # of each request; None: differ
 
     @property
     def wanted(self) -> set[str]:
@@ -114,7 +112,7 @@ class Ready:
         costs = [getattr(bound.rule.cost, "columns", ()) for bound in self.bounds]
         return {"time"}.union(*map(_narrowing, self.bounds), *costs)
 
-    def request(self, values: Sequence[Any], at: dict[str, int]) -> LoggedRequest:
+    def request(self, values: Row, at: Places) -> LoggedRequest:
         return LoggedRequest(values, at, self.forwarding)
 
     def text_of(self, caller: Caller) -> str | None:
@@ -148,20 +146,22 @@ class Ready:
         costs = [isinstance(bound.rule.cost, int) for bound in self.bounds]
         return self.by_identity and not any(special) and not any(others) and (all(costs) or len(self.terms) == 1)
 
-    def applies(self, frame: pl.DataFrame, bound: Bound) -> pl.Series:
-        """Return for each row whether a rule applies to its method and path."""
-        holds, request = bound.holds, self.request
-        return mapped(frame, _narrowing(bound), lambda values, at: holds(request(values, at)), kind=pl.Boolean())
-
     def numbered(self, frame: pl.DataFrame) -> pl.Series:
-        """Return for each row the number of the set of rules that apply to its method and path, as in `sets`."""
+        """Return for each row the number of the set of quotas that apply to its method and path, as in `sets`."""
         columns = {name for bound in self.bounds for name in _narrowing(bound)}
         return mapped(frame, sorted(columns), self._set, kind=pl.UInt32())
 
-    def _set(self, values: Sequence[Any], at: dict[str, int]) -> int:
+    def _set(self, values: Row, at: Places) -> int:
         request = self.request(values, at)
-        rules = tuple([number for number, bound in enumerate(self.bounds) if bound.holds(request)])
-        return self.sets.setdefault(rules, len(self.sets))
+        holding = [bound.holds(request) for bound in self.bounds]
+        found = tuple([number for number, at in enumerate(self.owner) if holding[at]])
+        if found not in self.sets:
+            self.sets.append(found)
+        return self.sets.index(found)
+
+    def having(self, quota: int) -> pl.Expr:
+        """Return whether this quota is in the set of the column `set`."""
+        return pl.col("set").is_in([number for number, quotas in enumerate(self.sets) if quota in quotas])
 
     def identify(self, frame: pl.DataFrame) -> pl.Series:
         """Return the identity of each row as text; null if the key does not apply to it.
@@ -184,10 +184,10 @@ class Ready:
         texts = mapped(frame.filter(others), [*self.reads], self._known_text, kind=pl.String())
         return found.scatter(others.arg_true(), texts)
 
-    def _text(self, values: Sequence[Any], at: dict[str, int]) -> str | None:
+    def _text(self, values: Row, at: Places) -> str | None:
         return self.text_of(self.request(values, at))
 
-    def _known_text(self, values: tuple[Any, ...], at: dict[str, int]) -> str | None:
+    def _known_text(self, values: Row, at: Places) -> str | None:
         """Return the identity of these values of the columns that the key reads. The latest are remembered."""
         try:
             return self._texts[values]
@@ -199,7 +199,7 @@ class Ready:
 def mapped(
     frame: pl.DataFrame,
     columns: list[str],
-    function: Callable[[tuple[Any, ...], dict[str, int]], Any],
+    function: Callable[[Row, Places], object],
     *,
     kind: pl.DataType,
 ) -> pl.Series:
@@ -248,29 +248,26 @@ class Decider:
                 self._push(now + self._third, settlement, None)
         return decision
 
-    def ask(self, now: int, caller: LoggedRequest) -> tuple[bool, tuple[int | None, int] | None]:
-        """Return whether a rule applies to a request. If it is refused, return until when, and by which rule."""
+    def ask(self, now: int, caller: LoggedRequest) -> tuple[int | None, int] | None:
+        """Return until when a request is refused and by which rule, or ALLOWED. None if no rule applies to it."""
         decision = self.decide(now, caller)
         if decision is None or decision.allowed:
-            return decision is not None and bool(decision.checks), None
+            return (None, ALLOWED) if decision is not None and decision.checks else None
         binding = decision.binding  # computed at each read
         rule = FORBIDDEN_RULE if binding is None else binding[0].terms.name
         wait = None if binding is None else wait_of(decision)
         number = self._rule_at.get(rule, self._rule_at[FORBIDDEN_RULE])
-        return True, (None if wait is None else now + wait, number)
+        return None if wait is None else now + wait, number
 
-    def feed(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, list[int]]:
-        """Decide about a frame. Return the refusals, and the rows that a rule applied to."""
+    def feed(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Decide about a frame. Return the rows that a rule applied to, with the columns of refusals."""
         at = {name: place for place, name in enumerate(frame.columns)}
-        refused: list[tuple[int, int | None, int]] = []
-        decided: list[int] = []
+        found: list[tuple[int, int | None, int]] = []
         for values in frame.iter_rows():
-            applied, refusal = self.ask(values[at["time"]], self.ready.request(values, at))
-            if applied:
-                decided.append(values[at["row"]])
-            if refusal is not None:
-                refused.append((values[at["row"]], *refusal))
-        return pl.DataFrame(refused, schema=REFUSALS, orient="row"), decided
+            answer = self.ask(values[at["time"]], self.ready.request(values, at))
+            if answer is not None:
+                found.append((values[at["row"]], *answer))
+        return pl.DataFrame(found, schema=REFUSALS, orient="row")
 
     def _push(self, at: int, settlement: Settlement, status: int | None) -> None:
         heappush(self._ends, (at, next(self._numbers), settlement, status))
@@ -323,83 +320,13 @@ class OneIdentity(Protocol):
     has the times of its requests, and what else they are decided by, as `by_identity` yields it.
     """
 
-    def refused(self, times: Sequence[int], values: Any, /) -> list[Run]:
+    def refused(self, times: Sequence[int], values: Values, /) -> list[Run]:
         """Ask the requests at their times. Return those that are refused."""
         ...
 
-    def wait(self, times: Sequence[int], values: Any, met: Met, /) -> None:
+    def wait(self, times: Sequence[int], values: Values, met: Met, /) -> None:
         """Ask the requests one after the other, and wait as long as each refusal says."""
         ...
-
-
-class Several:
-    """One identity under several plain rules. What else decides is the set of rules that apply."""
-
-    def __init__(self, ready: Ready) -> None:
-        algorithms = [KEPT[terms.algorithm] for terms in ready.terms]
-        costs: list[Any] = [ready.bounds[at].rule.cost for at in ready.owner]
-        self._steps = [
-            (number, each.check, each.charge, cost, terms.params)
-            for number, (each, cost, terms) in enumerate(zip(algorithms, costs, ready.terms, strict=True))
-        ]
-        self._owner = ready.owner
-        self._sets = ready.sets
-        self._states: list[Any] = [None] * len(self._steps)
-        self._chosen: dict[int, Any] = {}
-        self._now = 0
-
-    def _ask(self, now: int, chosen: int) -> tuple[int | None, int] | None:
-        """Charge the rules of the set with this number, or none of them. Return None, or if it is refused how long to
-        wait and the number of the rule that refuses longest.
-        """
-        steps = self._chosen.get(chosen)
-        if steps is None:
-            rules = [*self._sets][chosen]
-            steps = self._chosen[chosen] = [step for step in self._steps if self._owner[step[0]] in rules]
-        states, refusal = self._states, None
-        for number, check, _, cost, params in steps:
-            outcome = check(states[number], now, cost, params)
-            if not outcome[0]:
-                wait = outcome[3]
-                if refusal is None or (refusal[0] is not None and (wait is None or wait > refusal[0])):
-                    refusal = wait, number
-        if refusal is None:
-            for number, _, charge, cost, params in steps:
-                if cost:
-                    states[number] = charge(states[number], now, cost, params)
-        return refusal
-
-    def refused(self, times: Sequence[int], sets: Sequence[int]) -> list[Run]:
-        runs: list[Run] = []
-        known: dict[int, tuple[int | None, int]] = {}  # by set: a refusal changes nothing, so it holds until it ends
-        at, end = 0, len(times)
-        while at < end:
-            now, chosen = times[at], sets[at]
-            refusal = known.get(chosen)
-            if refusal is None or (refusal[0] is not None and refusal[0] <= now):
-                asked = self._ask(now, chosen)
-                if asked is None:
-                    known.clear()
-                    at += 1
-                    continue
-                wait, rule = asked
-                refusal = known[chosen] = None if wait is None else now + wait, rule
-            until, first = refusal[0], at
-            last = end if until is None else bisect_left(times, until, at + 1)
-            while at < last and sets[at] == chosen:
-                at += 1
-            runs.append((first, at, *refusal))
-        return runs
-
-    def wait(self, times: Sequence[int], sets: Sequence[int], met: Met) -> None:
-        now = self._now
-        for logged, chosen in zip(times, sets, strict=True):
-            now = max(now, logged)
-            while (refusal := self._ask(now, chosen)) is not None and refusal[0] is not None:
-                met.retries += 1
-                now += refusal[0]
-            met.end(logged, now if refusal is None else None)
-        self._now = now
 
 
 class ByGate:
@@ -410,8 +337,8 @@ class ByGate:
         self._now = 0
 
     def refused(self, times: Sequence[int], requests: Sequence[LoggedRequest]) -> list[Run]:
-        found = [self._decider.ask(now, request)[1] for now, request in zip(times, requests, strict=True)]
-        return [(place, place + 1, *each) for place, each in enumerate(found) if each is not None]
+        found = [self._decider.ask(now, request) for now, request in zip(times, requests, strict=True)]
+        return [(place, place + 1, *each) for place, each in enumerate(found) if each and each[1] != ALLOWED]
 
     def wait(self, times: Sequence[int], requests: Sequence[LoggedRequest], met: Met) -> None:
         now = self._now
@@ -430,11 +357,14 @@ class ByGate:
         self._now = now
 
 
-def one_identity(ready: Ready) -> OneIdentity:
-    """Return an identity that has asked nothing yet."""
-    if ready.alone is not None:
-        return steps_of(ready.terms[0], ready.cost)
-    return Several(ready) if ready.plain else ByGate(ready)
+def one_identity(ready: Ready, other: Sequence[Terms] = ()) -> OneIdentity:
+    """Return an identity that has asked nothing yet. A plain candidate may have `other` limits in its terms."""
+    terms = other or ready.terms
+    if ready.cost and terms[0].algorithm in STRICT:
+        return Strict(terms[0], ready.cost)
+    if ready.plain:
+        return Steps(terms, ready.costs, ready.sets if ready.alone is None else ())
+    return ByGate(ready)
 
 
 class Suspected(NamedTuple):
@@ -444,59 +374,59 @@ class Suspected(NamedTuple):
     decided: pl.Series
 
 
-def charged(ready: Ready, frame: pl.DataFrame, bound: Bound) -> pl.DataFrame:
-    """Return the rows that a rule applies to. Costs that differ are in the column `cost`."""
-    mine = frame.filter(ready.applies(frame, bound) & frame["identity"].is_not_null())
-    cost: Any = bound.rule.cost
-    if isinstance(cost, int):
-        return mine
-    costs = mapped(mine, [*cost.columns], lambda values, at: cost(ready.request(values, at)), kind=pl.Int64())
-    return mine.with_columns(costs.alias("cost"))
+def ruled(ready: Ready, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of known identities that some rule applies to. The column `set` has the number of the set of its
+    quotas. If the cost of the only rule differs from request to request, the column `cost` has it.
+    """
+    known = frame.filter(pl.col("identity").is_not_null())
+    rows = known.with_columns(ready.numbered(known).alias("set")).filter(pl.col("set") > 0)
+    return rows if ready.alone is None else with_costs(ready, rows, ready.alone)
+
+
+def with_costs(ready: Ready, rows: pl.DataFrame, bound: Bound) -> pl.DataFrame:
+    """Add the column `cost`, if the cost of a rule differs from request to request and the rows lack it."""
+    cost = bound.rule.cost
+    if isinstance(cost, int) or "cost" in rows.columns:
+        return rows
+    # `by_identity` is false for a cost that an async function or one without columns returns.
+    columns = [*getattr(cost, "columns", ())]
+    costs = mapped(rows, columns, lambda values, at: cost(ready.request(values, at)), kind=pl.Int64())
+    return rows.with_columns(costs.alias("cost"))
 
 
 def suspected(ready: Ready, frame: pl.DataFrame) -> Suspected:
     """Find who might be refused in a frame that has all requests of its identities, sorted by identity, then by time.
     Its columns are those of traffic, and `identity`, `row`. The candidate must count each identity alone.
     """
-    rules = [charged(ready, frame, bound) for bound in ready.bounds]
-    owned = zip(ready.owner, ready.terms, strict=True)
-    found = [suspects(rules[at], terms, ready.bounds[at].rule.cost) for at, terms in owned]
-    decided = rules[0]["row"] if len(rules) == 1 else pl.concat([mine["row"] for mine in rules]).unique()
+    rows = ruled(ready, frame)
+    found = []
+    for number, (at, terms) in enumerate(zip(ready.owner, ready.terms, strict=True)):
+        bound = ready.bounds[at]
+        mine = rows if ready.alone is not None else rows.filter(ready.having(number))
+        found.append(suspects(with_costs(ready, mine, bound), terms, bound.rule.cost))
     might = pl.col("identity").is_in(pl.concat(found).unique().implode())
-    rest = rules[0].filter(might) if ready.alone is not None else ruled(ready, frame.filter(might))
-    return Suspected(rest, decided)
+    return Suspected(rows.filter(might), rows["row"])
 
 
-def ruled(ready: Ready, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows that some rule applies to, with the number of the set of these rules in the column `set`."""
-    return frame.with_columns(ready.numbered(frame).alias("set")).filter(pl.col("set") > 0)
-
-
-def by_identity(ready: Ready, frame: pl.DataFrame) -> Iterator[tuple[list[int], list[int], Any]]:
-    """Yield the rows of each identity, their times, and what else `OneIdentity` decides by."""
+def by_identity(ready: Ready, frame: pl.DataFrame) -> Iterator[tuple[int, list[int], list[int], Values]]:
+    """Yield each identity, its rows, their times, and what else `OneIdentity` decides by."""
     names = [name for name in frame.columns if name != "identity"]
     if ready.plain:
         names = ["row", "time", *(["set"] if ready.alone is None else ["cost"] if ready.cost is None else [])]
     at = {name: place for place, name in enumerate(names)}
-    groups = frame.group_by("identity", maintain_order=True).agg(names).select(names)
-    for values in groups.iter_rows():
+    for identity, *values in frame.group_by("identity", maintain_order=True).agg(names).iter_rows():
         rows, times = values[at["row"]], values[at["time"]]
         if not ready.plain:
-            yield rows, times, [ready.request(each, at) for each in zip(*values, strict=True)]
+            yield identity, rows, times, [ready.request(each, at) for each in zip(*values, strict=True)]
         else:
-            yield rows, times, values[2] if len(values) > 2 else ready.cost
+            yield identity, rows, times, values[2] if len(values) > 2 else [ready.cost] * len(rows)
 
 
 def decided(ready: Ready, frame: pl.DataFrame, kept: OneIdentity | None = None) -> tuple[Suspected, pl.DataFrame]:
     """Decide about a frame as `suspected` takes it. Return who might be refused, and the refusals. If the frame has a
     piece of the requests of one identity, that one is `kept`, and it is suspected.
     """
-    if kept is None:
-        some = suspected(ready, frame)
-    else:
-        known = frame.filter(pl.col("identity").is_not_null())
-        mine = ruled(ready, known) if ready.alone is None else charged(ready, known, ready.alone)
-        some = Suspected(mine, mine["row"])
+    some = suspected(ready, frame) if kept is None else Suspected(rows := ruled(ready, frame), rows["row"])
     return some, _refusals(ready, some, kept)
 
 
@@ -505,7 +435,7 @@ def _refusals(ready: Ready, found: Suspected, kept: OneIdentity | None) -> pl.Da
     refused: list[int] = []
     untils: list[int | None] = []
     rules: list[int] = []
-    for rows, times, values in by_identity(ready, found.rest):
+    for _, rows, times, values in by_identity(ready, found.rest):
         for at, after, until, rule in (kept or one_identity(ready)).refused(times, values):
             refused += rows[at:after]
             untils += [until] * (after - at)
@@ -518,11 +448,11 @@ def _narrowing(bound: Bound) -> list[str]:
     return [name for name, given in (("method", bound.methods), ("path", bound.path)) if given is not None]
 
 
-def _columns(key: Any, settings: Settings) -> tuple[str, ...] | None:
+def _columns(key: KeySpec, settings: Settings) -> tuple[str, ...] | None:
     """Return the columns that a key reads; None for a function, which may read any."""
-    trust, address = settings.trust, ("address",)
+    trust, address = settings.trust, ["address"]
     if trust.hops or trust.networks or trust.unix:
-        address += ("forwarded", f"{HEADER}{trust.header.lower()}")  # type: ignore[assignment]
+        address += ["forwarded", f"{HEADER}{trust.header.lower()}"]
     if isinstance(key, tuple):
         parts = [_columns(part, settings) for part in key]
         return None if None in parts else tuple(dict.fromkeys([name for part in parts for name in part or ()]))
@@ -537,7 +467,7 @@ def _columns(key: Any, settings: Settings) -> tuple[str, ...] | None:
 def _wanted(settings: Settings, bounds: Sequence[Bound]) -> set[str]:
     """Return the columns that a candidate reads; all of them if it has a function."""
     found: set[str] = set()
-    functions: list[Any] = [*[function for _, function in settings.lists.functions]] if settings.lists else []
+    functions: list[object] = [*[function for _, function in settings.lists.functions]] if settings.lists else []
     if settings.lists is not None:
         found |= {"address", "forwarded", *(_columns(settings.key, settings) or ())}
     for bound in bounds:
@@ -557,11 +487,12 @@ def _wanted(settings: Settings, bounds: Sequence[Bound]) -> set[str]:
 
 
 def _check(settings: Settings) -> None:
-    for rule in settings.rules:
-        if rule.route is not None:  # type: ignore[union-attr]
+    rules = rules_of(settings)
+    for rule in rules:
+        if rule.route is not None:
             problem, expected = "a log has no names of routes", 'give a path such as "/api/*"'
-            raise RuleError(f"rule {rule.name!r}: route", rule.route, problem=problem, expected=expected)  # type: ignore[union-attr]
-    for key in (settings.key, *[rule.key for rule in settings.rules]):  # type: ignore[union-attr]
+            raise RuleError(f"rule {rule.name!r}: route", rule.route, problem=problem, expected=expected)
+    for key in (settings.key, *[rule.key for rule in rules]):
         for part in key if isinstance(key, tuple) else (key,):
             if isinstance(part, str) and part.startswith("path:"):
                 problem, expected = "a log has no named parts of a path", 'write the number of the part, as "path:2"'

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from sluicegate.errors import needs
 from sluicegate.replay.traffic import COLUMNS, FIELD, HEADER
@@ -247,7 +247,7 @@ def paths_of(name: str) -> Sequence[Path]:
     return ((name,), tuple(name.split("."))) if "." in name else ((name,),)
 
 
-def _first(loaded: Any, paths: Iterable[Path]) -> str | None:
+def _first(loaded: object, paths: Iterable[Path]) -> str | None:
     """Return the first value that is there, as text."""
     for path in paths:
         value = loaded

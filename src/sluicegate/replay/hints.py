@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from sluicegate.errors import needs
 from sluicegate.replay.caller import LogKey
 from sluicegate.replay.decide import Ready
-from sluicegate.replay.log import Frames
+from sluicegate.replay.log import Log
 from sluicegate.replay.traffic import HEADER
 from sluicegate.replay.words import count, share
+from sluicegate.rules.key import KeySpec
 
 with needs("replay"):
     import polars as pl
@@ -49,7 +50,7 @@ class Hints:
         """The columns that it reads, beside those of the candidates."""
         return set() if self._trusts_all else {"address", "forwarded"}
 
-    def watch(self, log: Frames, wanted: set[str], *, since: int | None, until: int | None) -> Iterator[pl.DataFrame]:
+    def watch(self, log: Log, wanted: set[str], *, since: int | None, until: int | None) -> Iterator[pl.DataFrame]:
         """Yield the frames of a log with these columns, from `since` to before `until`. Count what they have."""
         for whole in log.frames(wanted | self.wanted):
             frame = whole if since is None else whole.filter(pl.col("time") >= since)
@@ -130,7 +131,7 @@ def _network(address: str) -> str:
     return "10.0.0.0/8" if address.startswith("10.") else address
 
 
-def _read_by(key: Any) -> Iterator[tuple[str, str, str]]:
+def _read_by(key: KeySpec) -> Iterator[tuple[str, str, str]]:
     """Yield what a key reads that a log may lack: its text, its column, and what its rule does without."""
     for part in key if isinstance(key, tuple) else (key,):
         if part == "user":

@@ -9,7 +9,7 @@ points are needed. A suggested limit may refuse programs only, so doubt counts f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sluicegate.errors import needs
 from sluicegate.replay.peaks import PEAK, Peaks
@@ -122,7 +122,7 @@ class Kinds(NamedTuple):
 
     table: pl.DataFrame  # `identity`, `kind`, `people`, a column for each sign, their figures, and `check`
 
-    def reasons(self, who: Any) -> tuple[str, ...]:
+    def reasons(self, who: int | str) -> tuple[str, ...]:
         """Return why an identity is taken for a program."""
         row = self.table.row(by_predicate=pl.col("identity") == who, named=True)
         texts = {"failures": share(row["failed"], 1), "pauses": _pauses(row["low"] or 0, row["high"] or 0)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import inf
 from pathlib import Path
@@ -45,25 +44,7 @@ class Counts(NamedTuple):
     late_by: float = 0  # seconds: how far it went back at most
 
 
-class Frames(ABC):
-    """Frames of traffic in order of time."""
-
-    @property
-    def read(self) -> Counts | None:
-        """What was read so far; None if nobody counts."""
-        return None
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The names of what the lines have, as far as they are known: those that `fields` of a Log and keys may use."""
-        return ()
-
-    @abstractmethod
-    def frames(self, wanted: Collection[str]) -> Iterator[pl.DataFrame]:
-        """Yield frames that have these columns, as far as the log has them."""
-
-
-class Log(Frames):
+class Log:
     """Access logs as traffic. Each iteration over `frames` reads the files again."""
 
     def __init__(
@@ -124,13 +105,14 @@ class Log(Frames):
         )
 
     def frames(self, wanted: Collection[str]) -> Iterator[pl.DataFrame]:
-        """Return frames with `time` and the wanted columns, sorted by time over all frames."""
+        """Return frames with `time` and the wanted columns, as far as the log has them, sorted by time over all."""
         self._start()
         self._wanted = tuple(dict.fromkeys(["time", *wanted]))
         return self._all_rows()
 
     @property
     def fields(self) -> tuple[str, ...]:
+        """The names of what the lines have, as far as they are known: those that `fields` of a Log and keys may use."""
         found = [name for each in self._formats for form in each for name in _names(form, self._first)]
         return tuple(dict.fromkeys(found))
 

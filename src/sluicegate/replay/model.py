@@ -17,12 +17,6 @@ from pathlib import Path
 from random import Random
 from typing import Final, Literal, NamedTuple
 
-from sluicegate.errors import needs
-from sluicegate.replay.traffic import COLUMNS
-
-with needs("replay"):
-    import polars as pl
-
 Kind = Literal["human", "office", "client", "crawler", "scraper", "attack", "distributed", "storm"]
 """Who sent a request.
 
@@ -53,7 +47,7 @@ _ITEMS: Final = 2000
 
 
 class Event(NamedTuple):
-    """One request: the columns of traffic, and the truth."""
+    """One request: columns of traffic, and the truth."""
 
     time: int
     address: str
@@ -291,15 +285,6 @@ def days(model: Model) -> Iterator[list[Event]]:
         end = next((number for number, event in enumerate(events) if event.time >= midnight), len(events))
         carried = events[end:]
         yield events[:end]
-
-
-def frames(model: Model) -> Iterator[pl.DataFrame]:
-    """Yield the traffic of each day: the columns of COLUMNS, and `kind` and `actor`, which are the truth."""
-    schema: dict[str, pl.DataType] = {**COLUMNS, "kind": pl.String(), "actor": pl.String()}
-    for events in islice(days(model), model.days):
-        known = pl.DataFrame(events, schema={name: schema[name] for name in Event._fields}, orient="row")
-        fixed = pl.lit("shop.example").alias("host"), pl.lit(None, pl.String()).alias("forwarded")
-        yield known.with_columns(fixed).select(*schema)
 
 
 def write(model: Model, path: str | Path, *, size: int | None = None) -> int:

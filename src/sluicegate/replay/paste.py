@@ -6,7 +6,7 @@ import json
 import keyword
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sluicegate.replay.result import RuleText
 from sluicegate.replay.routes import name_of
@@ -34,7 +34,7 @@ class Pasted(NamedTuple):
     keys: Sequence[str]
     methods: Sequence[str]
     path: str | None
-    options: Sequence[tuple[str, Any]] = ()  # None: an option that cannot be written
+    options: Sequence[tuple[str, int | str | None]] = ()  # None: an option that cannot be written
 
     def toml(self) -> str:
         """Return the rule as settings have it."""
@@ -51,7 +51,7 @@ class Pasted(NamedTuple):
         given = "".join([f", {name}={value}" for name, value in options.items()])
         return "\n".join([*self._notes(), f'@limit({quoted(self.quota)}{given}, mode="shadow")\n'])
 
-    def _others(self, literal: Callable[[Any], str]) -> dict[str, str]:
+    def _others(self, literal: Callable[[object], str]) -> dict[str, str]:
         methods = {"methods": listed(self.methods)} if self.methods else {}
         options = {name: value for name, value in self.options if value is not None}
         return methods | {

@@ -7,7 +7,7 @@ limit would refuse.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, cast
+from typing import Final
 
 from sluicegate.errors import needs
 
@@ -53,8 +53,8 @@ def peaks(frame: pl.DataFrame, by: Sequence[str], periods: Sequence[int], *, cos
 
 def _span(times: pl.Series) -> int:
     """Return the period of a window that has all these times."""
-    first, last = cast("tuple[int | None, int | None]", (times.min(), times.max()))
-    return 1 if first is None or last is None else last - first + 1
+    spread: int | None = times.to_frame("time").select(pl.col("time").max() - pl.col("time").min()).item()
+    return 1 if spread is None else spread + 1
 
 
 class Peaks:

@@ -1,17 +1,18 @@
-"""One identity under one plain rule: all its requests in order of time, decided by a loop with nothing else in it.
+"""One identity under plain rules: all its requests in order of time, decided by a loop with nothing else in it.
 
-The state stays between calls, so that the requests may come in pieces. `Steps` asks the algorithm itself. `Strict`
-knows what a sliding window is: a request is refused exactly while the one that was admitted so many requests before it
-still counts. Tests prove that both agree with a Limiter event by event.
+The state stays between calls, so that the requests may come in pieces. `Steps` asks the algorithms themselves. `Strict`
+is for one sliding window at one cost: a request is refused exactly while the one that was admitted so many requests
+before it still counts. It stays because it is several times as fast, and nearly all candidates and all curves are such
+windows. Tests prove that both agree with a Limiter event by event.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Final
+from typing import Final
 
 from sluicegate.algorithms import KEPT, sliding_log, sliding_window
 from sluicegate.clock import MICROSECOND
@@ -25,7 +26,7 @@ Run = tuple[int, int, int | None, int]
 PATIENCE: Final = 20
 """Refusals of one request, after which its client gives up: waiting does not help."""
 
-_STRICT: Final = {*sliding_log.NAMES, *sliding_window.NAMES}
+STRICT: Final = {*sliding_log.NAMES, *sliding_window.NAMES}
 
 
 @dataclass(slots=True)
@@ -45,56 +46,78 @@ class Met:
 
 
 class Steps:
-    """The steps of any algorithm. `costs` are those of the requests, or the one that all have."""
+    """Any algorithms, asked by their own steps. For each request a number says which of them are asked: that of the
+    set of rules that apply, or without `sets`, the cost under the only rule.
+    """
 
-    def __init__(self, terms: Terms) -> None:
-        algorithm, self._params = KEPT[terms.algorithm], terms.params
-        self._hit, self._check, self._charge = algorithm.hit, algorithm.check, algorithm.charge
-        self.state: Any = None
+    def __init__(self, terms: Sequence[Terms], costs: Sequence[int], sets: Sequence[Collection[int]] = ()) -> None:
+        kept = [KEPT[each.algorithm] for each in terms]
+        self._rules = [
+            (number, each.check, each.charge, each_terms.params)
+            for number, (each, each_terms) in enumerate(zip(kept, terms, strict=True))
+        ]
+        self._costs = costs
+        self._sets = sets
+        self._states: list[object] = [None] * len(self._rules)
         self._now = 0
 
-    def refused(self, times: Sequence[int], costs: Sequence[int] | int) -> list[Run]:
+    def _ask(self, now: int, chosen: int) -> tuple[int | None, int] | None:
+        """Charge the rules that this number says, or none of them. Return None, or if the request is refused how long
+        to wait and the number of the rule that refuses longest.
+        """
+        states, refusal = self._states, None
+        rules, costs = self._rules, self._costs
+        if self._sets:
+            rules = [rules[number] for number in self._sets[chosen]]
+        else:
+            costs = (chosen,)
+        for number, check, _, params in rules:
+            outcome = check(states[number], now, costs[number], params)
+            if not outcome.allowed:
+                wait = outcome.retry_after
+                if refusal is None or (refusal[0] is not None and (wait is None or wait > refusal[0])):
+                    refusal = wait, number
+        if refusal is None:
+            for number, _, charge, params in rules:
+                if costs[number]:
+                    states[number] = charge(states[number], now, costs[number], params)
+        return refusal
+
+    def refused(self, times: Sequence[int], chosen: Sequence[int]) -> list[Run]:
         """Ask the requests at their times. Return those that are refused."""
-        params, hit, check, charge = self._params, self._hit, self._check, self._charge
         runs: list[Run] = []
-        at, end, same = 0, len(times), isinstance(costs, int)
+        # By number. A refusal changes nothing and its wait is exact, so it holds until its end, or until a request of
+        # another number is charged.
+        known: dict[int, tuple[int | None, int]] = {}
+        at, end, same = 0, len(times), len(set(chosen)) == 1
         while at < end:
-            now, cost = times[at], costs if isinstance(costs, int) else costs[at]
-            if hit(self, now, cost, params) is not None:
+            now, which = times[at], chosen[at]
+            refusal = known.get(which)
+            if refusal is None or (refusal[0] is not None and refusal[0] <= now):
+                asked = self._ask(now, which)
+                if asked is None:
+                    known.clear()
+                    at += 1
+                    continue
+                wait, rule = asked
+                refusal = known[which] = None if wait is None else now + wait, rule
+            until, first = refusal[0], at
+            last = end if until is None else bisect_left(times, until, at + 1)
+            at = last if same else at + 1
+            while at < last and chosen[at] == which:
                 at += 1
-                continue
-            outcome = check(self.state, now, cost, params)
-            if outcome.allowed:
-                if cost:
-                    self.state = charge(self.state, now, cost, params)
-                at += 1
-                continue
-            wait = outcome.retry_after
-            until = None if wait is None else now + wait
-            # A refusal changes nothing, and its retry_after is exact: all requests of this cost before it are refused.
-            after = at + 1 if not same else end if until is None else bisect_left(times, until, at + 1)
-            runs.append((at, after, until, 0))
-            at = after
+            runs.append((first, at, *refusal))
         return runs
 
-    def wait(self, times: Sequence[int], costs: Sequence[int] | int, met: Met) -> None:
+    def wait(self, times: Sequence[int], chosen: Sequence[int], met: Met) -> None:
         """Ask the requests one after the other, and wait as long as each refusal says."""
-        params, hit, check, charge = self._params, self._hit, self._check, self._charge
         now = self._now
-        for at, logged in enumerate(times):
-            cost = costs if isinstance(costs, int) else costs[at]
+        for logged, which in zip(times, chosen, strict=True):
             now = max(now, logged)
-            wait: int | None = 0
-            while hit(self, now, cost, params) is None:
-                outcome = check(self.state, now, cost, params)
-                if outcome.allowed and cost:
-                    self.state = charge(self.state, now, cost, params)
-                wait = outcome.retry_after
-                if outcome.allowed or wait is None:
-                    break
+            while (refusal := self._ask(now, which)) is not None and refusal[0] is not None:
                 met.retries += 1
-                now += wait
-            met.end(logged, None if wait is None else now)
+                now += refusal[0]
+            met.end(logged, now if refusal is None else None)
         self._now = now
 
 
@@ -146,11 +169,6 @@ class Strict:
         self._ends, self._now = ends[-most:], now
 
 
-def steps_of(terms: Terms, cost: int | None) -> Steps | Strict:
-    """Return the loop for requests of this cost (None: they differ)."""
-    return Strict(terms, cost) if cost and terms.algorithm in _STRICT else Steps(terms)
-
-
 def with_limit(terms: Terms, limit: int) -> Terms:
     """Return the terms of the same rule with another limit. Raises AlgorithmError if its algorithm cannot have it."""
     quota = Quota(limit, Fraction(terms.quota.period_us, MICROSECOND), burst=terms.quota.burst)
@@ -159,13 +177,13 @@ def with_limit(terms: Terms, limit: int) -> Terms:
     return terms._replace(quota=quota, params=params, window_us=algorithm.window_us(params))
 
 
-def reach(terms: Terms, cost: int | None) -> int:
+def reach(terms: Terms, cost: object) -> int:
     """Return a time: no request is refused unless `limit` units came before it and less than this time ago.
 
     A refusal changes nothing, so this holds of logged requests too. It is two windows because of the counter of two
     windows, and what the law "after reset_after" allows at most.
     """
-    return sum(_window(terms)) if cost and terms.algorithm in _STRICT else 2 * terms.window_us + 1
+    return sum(_window(terms)) if cost and terms.algorithm in STRICT else 2 * terms.window_us + 1
 
 
 def _window(terms: Terms) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class File(NamedTuple):
@@ -58,7 +58,9 @@ class RuleText(NamedTuple):
     identities: int  # refused at least once by this rule
     enforced: float = 100  # percent of identities for which its file enforces it; 0: in shadow. A replay enforces it
     rule: str = ""  # the name of the rule, which may have several quotas; "" for a ban
-    options: tuple[tuple[str, Any], ...] = ()  # others that the rule sets; None: what no text can have, as a function
+    options: tuple[
+        tuple[str, int | str | None], ...
+    ] = ()  # others that the rule sets; None: what no text can have, as a function
 
 
 class Refused(NamedTuple):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
+from sluicegate.replay.caller import Places, Row
 from sluicegate.rules.rule import METHODS
 
 MOST: Final = 2_000  # different routes; the others are one
@@ -52,7 +53,7 @@ class Routes:
         self._numbers: dict[str, int] = {}
         self._known: dict[tuple[str | None, str], int] = {}  # of the latest methods and paths
 
-    def number(self, values: Sequence[Any], at: Mapping[str, int]) -> int:
+    def number(self, values: Row, at: Places) -> int:
         """Return the number of the route of a request, from its columns `method` and `path`, as far as it has them. A
         HEAD counts as GET, as in rules.
         """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from itertools import count
 from operator import sub
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
 from sluicegate.concurrency import Concurrency
@@ -21,12 +21,12 @@ from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import FORBIDDEN_RULE, Decider, Ready, mapped
 from sluicegate.replay.hints import Hints
 from sluicegate.replay.kinds import KINDS, SEEN, WANTED, seen
-from sluicegate.replay.log import Counts, Frames
+from sluicegate.replay.log import Counts, Log
 from sluicegate.replay.partitions import Part, Partitions
 from sluicegate.replay.result import Result, Traffic
 from sluicegate.replay.routes import Routes
 from sluicegate.replay.spool import spool
-from sluicegate.replay.tally import Common, Grid, Tally, line, quantile, rule_column, until_column
+from sluicegate.replay.tally import Common, Grid, Tally, line, quantile
 from sluicegate.replay.words import told_apart
 from sluicegate.replay.work import Work, applies_to, total
 from sluicegate.rules.rule import Rule
@@ -57,14 +57,12 @@ class Group:
         """Add a frame. A candidate that does not count each identity alone decides about it at once."""
         identities, found = self.members[0].identify(frame).alias("identity"), list[pl.Series]()
         for number, decider in self._deciders.items():
-            refusals, decided = decider.feed(frame)
-            ruled = pl.DataFrame({"row": decided, "ruled": True}, schema={"row": pl.Int64(), "ruled": pl.Boolean()})
-            mine = frame.with_columns(identities).join(ruled, on="row", how="semi", maintain_order="left")
+            decided = decider.feed(frame)
+            mine = frame.with_columns(identities).join(decided, on="row", how="semi", maintain_order="left")
             self._loops[number].feed(mine)
-            rows = frame.select("row").join(refusals, on="row", how="left", maintain_order="left")
-            rows = rows.join(ruled, on="row", how="left", maintain_order="left")
-            rule = pl.when("ruled").then(pl.col("rule").cast(pl.Int32())).otherwise(-1).alias(rule_column(number))
-            found += rows.select(rule, pl.col("until").alias(until_column(number))).get_columns()
+            rows = frame.select("row").join(decided, on="row", how="left", maintain_order="left")
+            # As `in_order` reads them. A row without a rule had none that applied.
+            found += [rows["until"].alias(f"until {number}"), rows["rule"].alias(f"rule {number}")]
         rows = seen(frame, self._kept)
         kept = [name for name in rows.columns if name in self._kept or name in SEEN]
         self.partitions.add(rows.select(*kept, *found), identities)
@@ -81,7 +79,7 @@ class Group:
 
 
 def replay(
-    log: Frames,
+    log: Log,
     candidates: Sequence[Candidate],
     *,
     show_identities: bool = False,
@@ -89,7 +87,7 @@ def replay(
     until: int | None = None,
     curves: bool = True,
     processes: int = 1,
-    progress: Callable[[Any], object] | None = None,
+    progress: Callable[[Log], object] | None = None,
     deciding: Callable[[int, int], object] | None = None,
     clock: Clock | None = None,
 ) -> Result:
@@ -108,11 +106,10 @@ def replay(
     given = [each._replace(name=name) for each, name in zip(candidates, names, strict=True)]
     ready = [Ready(as_if_enforced(candidate)) for candidate in given]
     wanted = {"time", "method", "path", "status", "agent", "duration"}.union(*[each.wanted for each in ready])
-    routes, columns, hints, refused = Routes(), set[str](), Hints(ready), 0
+    routes, hints, refused = Routes(), Hints(ready), 0
     with spool() as folder:
         groups = _grouped(ready, folder)
         for frame in hints.watch(log, wanted | {*WANTED}, since=since, until=until):
-            columns |= set(frame.columns)
             refused += int((frame["status"] == _TOO_MANY).sum()) if "status" in frame.columns else 0
             numbered = frame.with_columns(
                 pl.int_range(hints.requests - frame.height, hints.requests, dtype=pl.Int64, eager=True).alias("row"),
@@ -122,7 +119,7 @@ def replay(
                 group.add(numbered)
             if progress is not None:
                 progress(log)
-        read = log.read or Counts(hints.requests, resolution=1e-6, missing=tuple(wanted - columns))
+        read = log.read
         _check_durations(read, ready)
         grid = Grid.over(hints.first, hints.last)
         answers: dict[str, Answer] = {}
@@ -207,7 +204,7 @@ def _check_durations(read: Counts, ready: Sequence[Ready]) -> None:
 
 
 def _grouped(ready: Sequence[Ready], folder: Path) -> list[Group]:
-    found: dict[Any, list[Ready]] = {}
+    found: dict[object, list[Ready]] = {}
     for each in ready:
         settings = each.settings
         same = each.key, settings.trust, settings.ipv4_prefix, settings.ipv6_prefix
@@ -363,7 +360,7 @@ def _rules(ready: Ready, tally: Tally, given: Candidate) -> tuple[results.RuleTe
     return tuple(found)
 
 
-def _options(rule: Rule) -> Iterator[tuple[str, Any]]:
+def _options(rule: Rule) -> Iterator[tuple[str, int | str | None]]:
     """Yield the options of a rule that no other value of its text has."""
     for each in fields(Rule):
         value = getattr(rule, each.name)
@@ -375,7 +372,7 @@ def _quota(terms: Terms) -> str:
     return str(Concurrency(terms.quota.limit, terms.quota.period)) if terms.held else str(terms.quota)
 
 
-def key_text(key: Any) -> str:
+def key_text(key: object) -> str:
     """Return a key as text; several parts are joined by "+"."""
     if isinstance(key, tuple):
         return " + ".join(map(key_text, key))

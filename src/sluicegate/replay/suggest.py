@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, count, islice, repeat
 from math import ceil, floor
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from sluicegate.errors import RuleError, needs
 from sluicegate.identity import digest
@@ -25,7 +25,7 @@ from sluicegate.replay.candidates import Candidate, parse_key, parse_requests
 from sluicegate.replay.decide import Ready
 from sluicegate.replay.hints import Hints
 from sluicegate.replay.kinds import SEEN, WANTED, seen, unseen
-from sluicegate.replay.log import Counts, Frames
+from sluicegate.replay.log import Counts, Log
 from sluicegate.replay.partitions import Partitions
 from sluicegate.replay.routes import name_of, route_of
 from sluicegate.replay.spool import spool
@@ -34,7 +34,7 @@ from sluicegate.replay.tally import add, readable
 from sluicegate.replay.words import count as count_of
 from sluicegate.replay.words import late, told_apart, unread
 from sluicegate.replay.words import share as share_of
-from sluicegate.replay.work import Each, loading, with_assets, workers
+from sluicegate.replay.work import Each, Returned, loading, with_assets, workers
 from sluicegate.rules.rule import Rule
 from sluicegate.web.settings import Settings
 
@@ -158,12 +158,12 @@ class Suggestions(NamedTuple):
 
 
 def suggest(
-    log: Frames,
+    log: Log,
     patterns: Sequence[str] = (),
     *,
     key: str = "ip",
     share: float = 0.001,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     since: int | None = None,
     until: int | None = None,
     show_identities: bool = False,
@@ -197,14 +197,14 @@ def suggest(
         parts = partitions.all()
         each = stack.enter_context(workers(processes if len(parts) > 1 else 1))
 
-        def every(function: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
+        def every(function: Callable[..., Returned], *arguments: Iterable[object]) -> Iterator[Returned]:
             """Call a function with each part."""
             for done, found in enumerate(each(function, parts, *arguments), 1):
                 yield found
                 if counting is not None:
                     counting(done, len(parts))
 
-        read = log.read or Counts(0)
+        read = log.read
         said = [each.removesuffix(".") for each in hints.found(log.fields)] + what_was_read(read)
         suggester = _Suggester(counted, every, share=share, resolution=round(read.resolution * SECOND))
         found = suggester.all(rules, said, key=key, show=show_identities)

@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sluicegate.errors import needs
 from sluicegate.replay.candidates import Candidate
-from sluicegate.replay.decide import Ready, decided, one_identity
+from sluicegate.replay.decide import Ready, decided, one_identity, ruled
 from sluicegate.replay.kinds import AUTOMATED, MANY, Figures
 from sluicegate.replay.partitions import Part, Single
 from sluicegate.replay.peaks import PEAK, Peaks
@@ -155,17 +154,10 @@ class Survey:
 
     def _rows(self, frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
         """Yield the rows of each group."""
-        numbers = self._ready.numbered(frame)
-        rows = frame.select("identity", "row", "time", day=pl.col("time") // DAY)
+        ready = Ready(Candidate("groups", Settings(rules=self.rules)))
+        rows = ruled(ready, frame).select("identity", "row", "time", "set", day=pl.col("time") // DAY)
         for group in range(len(self.rules)):
-            yield rows.filter(numbers.is_in([at for mine, at in self._ready.sets.items() if group in mine]))
-
-    @cached_property
-    def _ready(self) -> Ready:
-        return Ready(Candidate("groups", Settings(rules=self.rules)))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_ready"}
+            yield rows.filter(ready.having(group)).drop("set")
 
 
 def _common(counted: list[pl.DataFrame]) -> pl.DataFrame:

@@ -8,18 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import needs
 from sluicegate.replay.closed_loop import Waits
-from sluicegate.replay.decide import REFUSALS
+from sluicegate.replay.decide import ALLOWED
 from sluicegate.replay.kinds import UNCLEAR
 from sluicegate.replay.result import Refused
 
 with needs("replay"):
     import polars as pl
 
+Counted = TypeVar("Counted")
 BUCKETS: Final = 360  # of the load, at most
 MOST_REFUSED: Final = 25  # identities that are listed
 _HOUR: Final = 3600 * MICROSECOND
@@ -150,23 +151,10 @@ def different(frame: pl.DataFrame, column: str) -> Counter[Any]:
     return counts(frame.select("identity", column).unique(), column)
 
 
-def until_column(number: int) -> str:
-    """Return the name of the column that says until when a request was refused, by a candidate that was decided in
-    order of time.
-    """
-    return f"until {number}"
-
-
-def rule_column(number: int) -> str:
-    """Return the name of the column with the number of the rule that refused; -1: none applied, null: all allowed."""
-    return f"rule {number}"
-
-
 def in_order(frame: pl.DataFrame, number: int) -> tuple[pl.DataFrame, pl.Series]:
     """Return what was decided while the log was read: the refusals, and the rows that a rule applied to."""
-    until, rule = pl.col(until_column(number)), pl.col(rule_column(number))
-    refusals = frame.filter(rule >= 0).select("row", until.alias("until"), rule.alias("rule")).cast(REFUSALS)  # type: ignore[arg-type]
-    return refusals, frame.filter(rule.is_null() | (rule >= 0))["row"]
+    decided = frame.select("row", until=f"until {number}", rule=f"rule {number}").drop_nulls("rule")
+    return decided.filter(pl.col("rule") != ALLOWED), decided["row"]
 
 
 def common(frame: pl.DataFrame, *, grid: Grid) -> Common:
@@ -225,7 +213,7 @@ def following(one: Tally, other: Tally) -> Tally:
     return found
 
 
-def _once(counted: Counter[Any]) -> Counter[Any]:
+def _once(counted: Counter[Counted]) -> Counter[Counted]:
     return Counter(dict.fromkeys(counted, 1))
 
 

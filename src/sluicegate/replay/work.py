@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Thread
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sluicegate.errors import ReplayError, needs
 from sluicegate.identity import digest
@@ -22,7 +22,7 @@ from sluicegate.replay import kinds
 from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.closed_loop import waits_of
 from sluicegate.replay.curves import Scale
-from sluicegate.replay.decide import Ready, decided, one_identity
+from sluicegate.replay.decide import Ready, decided, one_identity, ruled
 from sluicegate.replay.partitions import Part, Single
 from sluicegate.replay.peaks import Peaks
 from sluicegate.replay.tally import (
@@ -83,9 +83,8 @@ class Work:
             shared = add(shared, common(rows, grid=self.grid))
             found = [one.tally(rows, who, name) for one in ones]
             tallies = [*map(following if single else add, tallies, found)]
-            known = rows.filter(_IS_KNOWN)
-            for ready, bound, peaks in rates.values():
-                peaks.add(known.filter(ready.applies(known, bound)))
+            for ready, quota, peaks in rates.values():
+                peaks.add(ruled(ready, rows).filter(ready.having(quota)))
         shared.kinds = Counter(who["kind"])
         if single:
             for each in tallies:
@@ -104,14 +103,16 @@ class Work:
 
         return name
 
-    def _rates(self) -> dict[str, tuple[Ready, Bound, Peaks]]:
-        """Return what counts the requests of each identity in the periods of the rules, by what the rules apply to."""
-        rules: dict[str, tuple[Ready, Bound, set[int]]] = {}
+    def _rates(self) -> dict[str, tuple[Ready, int, Peaks]]:
+        """Return what counts the requests of each identity in the periods of the rules, by what the rules apply to. A
+        candidate and the number of its quota say that to frames.
+        """
+        rules: dict[str, tuple[Ready, int, set[int]]] = {}
         for ready in [each for each in map(Ready, self.candidates) if each.by_identity]:
-            for bound in ready.bounds:
-                periods = rules.setdefault(applies_to(bound), (ready, bound, set()))[2]
-                periods |= {each.quota.period_us for each in bound.terms or ()}
-        return {text: (ready, bound, Peaks(["identity"], each)) for text, (ready, bound, each) in rules.items()}
+            for number, (at, terms) in enumerate(zip(ready.owner, ready.terms, strict=True)):
+                periods = rules.setdefault(applies_to(ready.bounds[at]), (ready, number, set()))[2]
+                periods.add(terms.quota.period_us)
+        return {text: (ready, number, Peaks(["identity"], each)) for text, (ready, number, each) in rules.items()}
 
 
 class _One:
@@ -125,7 +126,8 @@ class _One:
         self._grid = work.grid
         self._scale = Scale(candidate, work.requests, single=single) if work.curves else None
         self._kept = one_identity(ready) if single else None
-        self._waiting = one_identity(ready.fresh()) if single else None
+        # With budgets of its own. The sets of plain rules are numbered by one of the two only.
+        self._waiting = one_identity(ready if ready.plain else Ready(candidate)) if single else None
         self._until = 0
 
     def tally(self, rows: pl.DataFrame, who: pl.DataFrame, name: Name) -> Tally:
@@ -178,6 +180,7 @@ def with_assets(loaded: Iterable[tuple[int, int]]) -> bool:
     return kinds.sees_assets(sum([loads for loads, _ in pairs]), sum([of for _, of in pairs]))
 
 
+Returned = TypeVar("Returned")
 Each = Callable[..., Iterator[Any]]
 """`map`: a function, and iterables of its arguments."""
 
@@ -211,10 +214,10 @@ def workers(processes: int) -> Generator[Each]:
 
 
 def _in_turn(
-    pool: ProcessPoolExecutor, ahead: int, function: Callable[..., Any], *arguments: Iterable[Any]
-) -> Iterator[Any]:
+    pool: ProcessPoolExecutor, ahead: int, function: Callable[..., Returned], *arguments: Iterable[object]
+) -> Iterator[Returned]:
     """Yield what the function returns, in the order of its arguments. The pool has at most `ahead` calls."""
-    waiting: deque[Future[Any]] = deque()
+    waiting: deque[Future[Returned]] = deque()
     for each in zip(*arguments, strict=False):
         with _interrupts_held():
             waiting.append(pool.submit(function, *each))

@@ -10,7 +10,7 @@ import re
 from base64 import b64encode
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any, Final
+from typing import Final
 
 from sluicegate.errors import needs
 from sluicegate.replay import paste, words
@@ -41,7 +41,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-def _words(result: Result) -> dict[str, Any]:
+def _words(result: Result) -> dict[str, object]:
     """Return the sentences of the page, and what is ready to paste."""
     return {
         "headline": words.headline(result),
@@ -54,7 +54,7 @@ def _words(result: Result) -> dict[str, Any]:
     }
 
 
-def _candidate(found: Candidate) -> dict[str, Any]:
+def _candidate(found: Candidate) -> dict[str, object]:
     return {
         "answer": words.answer(found),
         "facts": words.facts(found),
