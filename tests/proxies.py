@@ -68,7 +68,7 @@ class Counts:
     bytes_out: int = 0  # to clients
 
 
-def _frames(buffer: bytearray) -> Iterator[bytes]:
+def frames_of(buffer: bytearray) -> Iterator[bytes]:
     """Remove every complete RESP value from the start of the buffer."""
     while (end := _end(buffer, 0)) is not None:
         yield bytes(buffer[:end])
@@ -92,7 +92,7 @@ def _end(buffer: bytearray, start: int) -> int | None:
     return after  # a simple value, or an inline command
 
 
-def _command(frame: bytes) -> str:
+def command_of(frame: bytes) -> str:
     """Return the name of the command in a request."""
     words = frame.split(b"\r\n", 3)
     return (words[2] if frame.startswith(b"*") else words[0].split(b" ")[0]).decode().upper()
@@ -318,8 +318,8 @@ class _Connection:
         while data := await reader.read(_CHUNK):
             self._proxy.counts.bytes_in += len(data)
             buffer += data
-            for frame in _frames(buffer):
-                command = _command(frame)
+            for frame in frames_of(buffer):
+                command = command_of(frame)
                 self._proxy.counts.requests[command] += 1
                 self.silent |= self._proxy.hole
                 if server is not None and not self.silent:
@@ -334,7 +334,7 @@ class _Connection:
         with suppress(OSError):
             while data := await reader.read(_CHUNK):
                 buffer += data
-                self._send(b"".join([self._left_of(frame) for frame in _frames(buffer)]))
+                self._send(b"".join([self._left_of(frame) for frame in frames_of(buffer)]))
         self._ending = True
         self._send(b"")
 

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import polars as pl
 
 from sluicegate.replay.candidates import Candidate
-from sluicegate.replay.decide import Decider, Ready, decided
-from sluicegate.replay.log import Frames
+from sluicegate.replay.decide import ALLOWED, Decider, Ready, decided
+from sluicegate.replay.log import Counts, Log
 
 
-@dataclass(frozen=True)
-class Given(Frames):
+class Given(Log):
     """A log of frames that are in memory."""
 
-    given: Sequence[pl.DataFrame]
+    def __init__(self, given: Sequence[pl.DataFrame]) -> None:
+        super().__init__(())
+        self.given = given
+        self._columns: frozenset[str] = frozenset()
 
     def frames(self, wanted: Collection[str]) -> Iterator[pl.DataFrame]:
+        known = {name for frame in self.given for name in frame.columns}
+        self._columns = frozenset(wanted) - known
         return iter(self.given)
+
+    @property
+    def read(self) -> Counts:
+        lines = sum([frame.height for frame in self.given])
+        return Counts(lines, resolution=1e-6, missing=tuple(sorted(self._columns)))
 
 
 def decisions(frame: pl.DataFrame, candidate: Candidate) -> pl.DataFrame:
@@ -32,7 +40,7 @@ def decisions(frame: pl.DataFrame, candidate: Candidate) -> pl.DataFrame:
         whole = whole.with_columns(ready.identify(frame).alias("identity"))
         _, refusals = decided(ready, whole.sort("identity", maintain_order=True))
     else:
-        refusals, _ = Decider(ready).feed(whole)
+        refusals = Decider(ready).feed(whole).filter(pl.col("rule") != ALLOWED)
     names = pl.Series("rule", ready.names, dtype=pl.String())
     joined = whole.select("row", "time").join(
         refusals.with_columns(pl.lit(value=True).alias("refused")), on="row", how="left", maintain_order="left"

@@ -20,9 +20,10 @@ from sluicegate.replay.kinds import (
     loading,
     sees_assets,
 )
-from sluicegate.replay.model import PEOPLE, Model, frames
+from sluicegate.replay.model import PEOPLE, Model
 from sluicegate.replay.suggest import suggest
 from tests.replay.decided import Given
+from tests.replay.shop import frames
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND

@@ -9,8 +9,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from sluicegate.replay.model import DAY, LOGIN, PEOPLE, Model, days, frames, write
+from sluicegate.replay.model import DAY, LOGIN, PEOPLE, Model, days, write
 from sluicegate.replay.traffic import COLUMNS
+from tests.replay.shop import frames
 
 SMALL = Model(visitors=40, office=10)
 

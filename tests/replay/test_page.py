@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 from sluicegate import Quota, Rule, Settings
 from sluicegate.replay.candidates import from_rules
-from sluicegate.replay.model import Model, frames
+from sluicegate.replay.model import Model
 from sluicegate.replay.page import html
 from sluicegate.replay.result import Candidate, Curve, Point, Result
 from sluicegate.replay.run import replay
@@ -28,6 +28,7 @@ from tests.replay.results import (
     hostile,
     nothing_refused,
 )
+from tests.replay.shop import frames
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 RESULTS = (generated, nothing_refused, empty, hostile, crowded)

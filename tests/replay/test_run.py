@@ -23,7 +23,7 @@ from sluicegate.replay import run as run_module
 from sluicegate.replay.candidates import Candidate, from_file, from_rules
 from sluicegate.replay.closed_loop import Loop, waits_of
 from sluicegate.replay.decide import Ready, suspected
-from sluicegate.replay.model import PEOPLE, Model, frames
+from sluicegate.replay.model import PEOPLE, Model
 from sluicegate.replay.result import Result
 from sluicegate.replay.routes import Routes, route_of
 from sluicegate.replay.run import replay
@@ -32,6 +32,7 @@ from sluicegate.replay.traffic import COLUMNS
 from sluicegate.replay.work import Work
 from sluicegate.rules.rule import Rule
 from tests.replay.decided import Given, decisions
+from tests.replay.shop import frames
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND

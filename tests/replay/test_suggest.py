@@ -13,9 +13,10 @@ from sluicegate.replay import partitions
 from sluicegate.replay import suggest as suggest_module
 from sluicegate.replay.candidates import from_rules
 from sluicegate.replay.kinds import is_asset
-from sluicegate.replay.model import DAY, LOGIN, PEOPLE, Model, frames
+from sluicegate.replay.model import DAY, LOGIN, PEOPLE, Model
 from sluicegate.replay.suggest import FLOORS, MARGIN, SECOND, SIGN_INS, Suggestion, Suggestions, nice, suggest
 from tests.replay.decided import Given, decisions
+from tests.replay.shop import frames
 
 ATTACK = Model(visitors=150, office=40, clients=2, crawlers=1)
 DISTRIBUTED = Model(visitors=150, office=40, clients=2, crawlers=1, attack=0, distributed=300)

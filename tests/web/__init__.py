@@ -1,0 +1,1 @@
+"""Tests of the decision about a request, whatever the framework."""
