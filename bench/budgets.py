@@ -22,6 +22,7 @@ FIXED, MOVING = "limits fixed-window", "limits moving-window"
 FIXED_STATS: Final = "limits fixed-window + get_window_stats"
 MEMORY: Final = "memory, 10,000 keys by a zipf law"
 ONE_KEY: Final = "memory, one key"
+NEW_KEYS: Final = "memory, a new identity"
 WORST, WORST_NEW = "worst check, 100,000 live keys", "worst check, new keys in a full table"
 ONE_RULE, TWO_RULES, THREE_RULES = (f"Redis on one CPU, {rules}" for rules in ("1 rule", "2 rules", "3 rules"))
 HALF_FULL: Final = "Redis on one CPU, 100/hour"
@@ -72,8 +73,10 @@ class Budget(NamedTuple):
         return f"{sign} {self.bound:g} × {self.against if self.base is None else 'one rule'}"
 
 
-def _memory(what: str, bound: float, *, of: str = OURS, against: str) -> Budget:
-    return Budget(f"memory, one key and 10,000: {what}", (ONE_KEY, MEMORY), "time", bound, of=(of,), against=against)
+def _memory(topic: str, bound: float, *, of: str = OURS, against: str) -> Budget:
+    return Budget(
+        f"{topic}: {of.removeprefix(OURS).strip() or 'default'}", (topic,), "time", bound, of=(of,), against=against
+    )
 
 
 def _script(name: str, bound: float, *, against: str) -> Budget:
@@ -140,10 +143,13 @@ BUDGETS: Final = (
         )
         for store in ("memory", "Redis")
     ],
-    _memory("sliding-window", 0.6, against=MOVING),
-    _memory("fixed-window", 0.75, of=f"{OURS} fixed-window", against=FIXED),
-    _memory("fixed-window", 0.35, of=f"{OURS} fixed-window", against=FIXED_STATS),
-    _memory("default", 2.6, against=BY_HAND),
+    _memory(ONE_KEY, 0.85, against=MOVING),
+    _memory(ONE_KEY, 1.0, of=f"{OURS} fixed-window", against=FIXED),
+    _memory(ONE_KEY, 0.35, of=f"{OURS} fixed-window", against=FIXED_STATS),
+    _memory(ONE_KEY, 2.6, against=BY_HAND),
+    _memory(MEMORY, 0.9, against=MOVING),
+    _memory(MEMORY, 0.9, of=f"{OURS} fixed-window", against=FIXED),
+    _memory(NEW_KEYS, 0.8, against=MOVING),
     Budget("Redis, sync, one CPU: default", (ONE_RULE,), "time", 0.75, against=NOTHING),
     Budget("Redis, sync, one CPU: default", (ONE_RULE,), "time", 0.5, against=MOVING),
     _script("fixed-window", 1.3, against=FIXED),

@@ -14,7 +14,7 @@ from itertools import accumulate
 from random import Random
 from typing import NamedTuple
 
-from bench.budgets import BY_HAND, FLOORS, MEMORY, ONE_KEY, OURS, WORST, WORST_NEW
+from bench.budgets import BY_HAND, FLOORS, MEMORY, NEW_KEYS, ONE_KEY, OURS, WORST, WORST_NEW
 from bench.figures import Figure, Role
 from bench.peers import PROOF, SLUICEGATE, Gate, Limit, Maker, memory_makers, prove, sluicegate, with_stats
 from bench.race import Contender, Course, Turn, checks
@@ -56,13 +56,14 @@ def gcra_by_hand(wanted: Sequence[Limit]) -> Gate:
 
 
 def measure(course: Course) -> list[Figure]:
-    """Measure all four cases."""
+    """Measure all cases."""
     makers: dict[str, Maker] = {BY_HAND: gcra_by_hand, **memory_makers(), **with_stats("memory://")}
     for name, maker in makers.items():
         prove(maker(PROOF), name)
     figures = _case(course, ONE_KEY, makers, keys=_one)
     figures += _case(course, MEMORY, makers, keys=_zipf(10_000))
     figures += _case(course, "memory, 100,000 identities", makers, keys=_many(LIVE), limit=Limit(100, "minute"))
+    figures += _case(course, NEW_KEYS, makers, keys=_new)
     figures += _case(course, "memory, refused", makers, keys=_refused, limit=Limit(1, "hour"))
     return figures
 
@@ -145,6 +146,10 @@ def _join_timers() -> None:
 
 def _one(number: int, count: int) -> Sequence[str]:
     return [f"user:{number}"] * count  # a new identity each round, so none is refused
+
+
+def _new(number: int, count: int) -> Sequence[str]:
+    return [f"new:{number}:{each}" for each in range(count)]
 
 
 def _refused(number: int, count: int) -> Sequence[str]:

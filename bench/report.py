@@ -16,6 +16,7 @@ from bench.budgets import (
     HALF_FULL,
     LOG,
     MEMORY,
+    NEW_KEYS,
     ONE_KEY,
     ONE_RULE,
     OURS,
@@ -78,6 +79,7 @@ GRIDS: Final = (
         (
             Column("10,000 by zipf", MEMORY, "time"),
             Column("one", ONE_KEY, "time"),
+            Column("new", NEW_KEYS, "time"),
             Column("100,000", "memory, 100,000 identities", "time"),
             Column("refused", "memory, refused", "time"),
         ),

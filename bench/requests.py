@@ -42,8 +42,8 @@ from bench.race import Contender, Course, Turn
 from sluicegate import asgi, flask, starlette
 from sluicegate.observe.opentelemetry import OpenTelemetryMetrics
 from sluicegate.observe.prometheus import PrometheusMetrics
-from sluicegate.plan import Check, Decision, Outcome, Plan, Terms, new
-from sluicegate.stores import Hit, Origin
+from sluicegate.plan import Outcome, Terms
+from sluicegate.stores import Mode, Run
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.servers import valkey_server
 
@@ -93,16 +93,9 @@ class InstantStore(MemoryStore):
         limit, wait = (PLENTY, 0) if allows else (FEW, HOUR * 1_000_000)
         self._outcomes = (Outcome(allows, limit, 0, wait, HOUR * 1_000_000, HOUR * 1_000_000),)
 
-    def prepare(self, terms: Terms, *others: Terms) -> Hit | None:
-        allowed = self._outcomes[0].allowed
-
-        def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision:
-            return new(Decision, (allowed, (new(Check, (terms, identity, cost)),), self._outcomes))
-
-        return None if others else hit
-
-    def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        return self._outcomes
+    def compile(self, terms: tuple[Terms, ...], mode: Mode) -> Run:
+        outcomes = self._outcomes * len(terms)
+        return lambda checks, network: outcomes
 
 
 def _instant_async(*, allows: bool) -> AsyncMemoryStore:

@@ -153,7 +153,7 @@ def test_rows_compare_each_contender_with_the_floor_and_sluicegate() -> None:
     table = rows(grid, known)
     assert table[0][-2:] == ["× floor", "× sluicegate"]
     assert [row[0] for row in table[1:]] == [BY_HAND, "quick", "sluicegate", "slow"]
-    assert table[2][1:] == ["2.00 (1.50–2.50)", "–", "–", "–", "1.00", "0.50"]
+    assert table[2][1:] == ["2.00 (1.50–2.50)", "–", "–", "–", "–", "1.00", "0.50"]
     assert table[4][-2:] == ["4.00", "2.00"]
     assert rows(grid, []) == []
 

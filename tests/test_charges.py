@@ -9,7 +9,6 @@ import pytest
 
 from sluicegate import Limiter, ManualClock, Rule
 from sluicegate.errors import AsyncMismatchError, RuleError, SettingsError
-from sluicegate.limiter import conclude
 from sluicegate.plan import Check, Decision, Outcome, Plan, Terms
 from sluicegate.rules.response import Headers, Response, login_failed, when_to_refund
 from sluicegate.rules.rollout import shadows
@@ -19,6 +18,7 @@ from sluicegate.testing.charges import wrong
 from sluicegate.web.charges import due, held, owed, refundable, without
 from sluicegate.web.marks import make_mark
 from sluicegate.web.settings import Settings
+from tests.decided import conclude
 
 
 def is_fine(response: Response) -> bool:
@@ -40,7 +40,7 @@ def terms(name: str = "login", **options: Any) -> Terms:
 
 def decide(*each: Terms, cost: int = 1, store: MemoryStore | None = None) -> Decision:
     plan = Plan(tuple([Check(one, "alice", cost) for one in each]))
-    return conclude(plan, (MemoryStore(clock=ManualClock()) if store is None else store).run(plan))
+    return conclude(plan.checks, (MemoryStore(clock=ManualClock()) if store is None else store).run(plan))
 
 
 # ---- the response of a predicate ------------------------------------------------------------------------------------

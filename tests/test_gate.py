@@ -8,8 +8,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sluicegate import Decision, ManualClock, Quota, Rule
 from sluicegate.errors import AlgorithmError, AsyncMismatchError, RuleError
@@ -379,29 +377,6 @@ def test_two_marks_of_one_view_do_not_spend_each_others_budget(ask: Ask) -> None
     assert [bool(decision) for decision in decisions] == [True, True, True, True, False]
 
 
-@pytest.mark.parametrize(
-    ("rule", "is_prepared"),
-    [
-        ({"name": "own", "quota": "5/minute; 9/hour"}, True),
-        ({"name": "own", "quota": "5/minute", "key": "user"}, True),
-        ({"name": "own", "quota": "5/minute", "key": "ip"}, False),  # another identity
-        ({"name": "own", "quota": "5/minute", "cost": 2}, False),
-        ({"name": "own", "scope": "default", "quota": "3/minute"}, False),  # one budget of two rules
-        ({"name": "own", "quota": "5/minute", "methods": {"GET"}}, False),
-        ({"name": "own", "quota": "5/minute", "when": lambda visitor: True}, False),
-    ],
-)
-def test_rules_of_one_identity_are_prepared_together(rule: dict[str, Any], is_prepared: bool) -> None:
-    gate = Gate(settings(default_limits=["7/minute"], rules=[Rule(**rule)], key="user", secret="s" * 16))
-    bounds, visitor = gate.bind(place()), Visitor(user="alice")
-    plan: Any = next(gate.plan(visitor, bounds))
-    begun = bounds.begin(visitor)
-    assert (begun is None) is not is_prepared
-    if begun is not None:
-        assert begun.checks == plan.checks
-        assert begun.network() == plan.network()
-
-
 def test_a_shared_scope_is_charged_once_by_the_stricter_rule(ask: Ask) -> None:
     marks = (make_mark("9/minute", scope="s"), make_mark("2/minute", scope="s"))
     decisions = ask(settings(), place(*marks), *[Visitor()] * 3)
@@ -497,47 +472,3 @@ def test_one_client_drains_a_full_store_for_few_others(ask: Ask, options: dict[s
     assert sum(passed[110:1_110]) == 10
     assert sum(passed[1_110:1_310]) >= 194
     assert not any(passed[1_310:]), "a refused identity was evicted"
-
-
-VISITS = st.lists(
-    st.tuples(st.sampled_from([None, "alice", "bob", 7]), st.sampled_from([{}, {"x-key": "k"}]), st.integers(0, 20)),
-    max_size=8,
-)
-
-
-@pytest.mark.parametrize("gate_of", [Gate, AsyncGate])
-@given(
-    visits=VISITS,
-    key=st.sampled_from(["user", "ip", "header:x-key", lambda visitor: visitor.user(), ("ip", "header:x-key")]),
-    rule=st.sampled_from([{}, {"cost": 2}, {"mode": "shadow"}, {"count_denied": True}, {"methods": ["POST"]}]),
-    more=st.sampled_from([{}, {"secret": "a secret of 24 letters.."}, {"algorithm": "gcra"}, {"prefix": "other"}]),
-)
-def test_a_prepared_rule_decides_as_a_plan_does(
-    gate_of: type[Any], visits: list[tuple[Any, dict[str, str], int]], key: Any, rule: Any, more: Any
-) -> None:
-    clock = ManualClock()
-    rules = [Rule(name="r", quota="3/minute", key=key, **rule)]
-    prepared, planned = (
-        gate_of(settings(rules=rules, clock=clock, **more)),
-        gate_of(settings(rules=rules, clock=clock, **more)),
-    )
-
-    async def decide() -> None:
-        for user, headers, seconds in visits:
-            clock.advance(seconds)
-            visitor = Visitor(user=user, **headers)
-            found = prepared.decide(visitor, prepared.bind(Endpoint()))
-            expected = planned.finish(None, visitor, planned.bind(Endpoint()))
-            if gate_of is AsyncGate:
-                found, expected = await found, await expected
-            assert shown(found) == shown(expected)
-
-    asyncio.run(decide())
-
-
-def shown(decision: Decision | None) -> Any:
-    """A decision without the objects that two gates do not share."""
-    if decision is None:
-        return None
-    checks = [(each.terms.name, each.terms.rule_id, each.identity, each.cost) for each in decision.checks]
-    return decision.allowed, checks, decision.outcomes

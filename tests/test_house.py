@@ -118,9 +118,6 @@ CATCHES_ALL: dict[str, str] = {
     "django.lifecycle:_renewing_async": "any error of the application's stream releases the slot; raised again",
     "flask.responses:_send_signal": "a failing listener is logged and must not change the answer",
     "limiter:Limiter.take": "any error, also an interrupt, refunds the charge; raised again",
-    "stores.fallback:Fallback._charging.hit": "after any error the charge may be made; raised again",
-    "stores.fallback:AsyncFallback._charging.hit": "after any error the charge may be made; raised again",
-    "stores.fallback:AsyncFallback._charging.end": "after any error the charge may be made; raised again",
     "stores.breaker:Breaker._attempt": "an interrupt gives the probe or the trial back; raised again",
     "stores.breaker:Breaker._call_hook": "a failing hook is logged and must not change the answer",
     "observe.events:Delivery.deliver": "a failing handler is logged; any other error is raised after all were called",
@@ -132,8 +129,8 @@ CATCHES_ALL: dict[str, str] = {
 # Functions that may get more than three positional arguments, booleans too (with or without a leading "_").
 MANY_ARGUMENTS = {
     "check": "the contract of an algorithm: (state, now, cost, params)",
+    "check_of": "the contract of an algorithm: (state, now, cost, params)",
     "charge": "the contract of an algorithm: (state, now, cost, params)",
-    "hit": "the contract of an algorithm: (budget, now, cost, params)",
     "refund": "the contract of an algorithm: (state, now, cost, params)",
     "Waiting": "a tuple: an answer, and what it answers",
     "Outcome": "a tuple, made on every check: keyword arguments would slow the hot path",
@@ -143,6 +140,7 @@ MANY_ARGUMENTS = {
     "TypeVar": "typing takes the name and the types",
     "pack": "struct.pack takes what it packs",
     "join": "os.path.join takes the parts",
+    "run": "anyio.from_thread.run takes the function and its arguments",
     "Listing": "a table takes the names of its columns",
     "add_row": "rich takes the cells of a row",
     "select": "select.select takes three lists and a timeout",

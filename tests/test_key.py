@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pytest
 
 from sluicegate.address import Trust
 from sluicegate.errors import IdentityError
 from sluicegate.identity import identity_text
-from sluicegate.rules.key import Keys, address_key, identity_of, validate_key
+from sluicegate.rules.key import Keys, Known, address_key, identity_of, validate_key
 from sluicegate.rules.rule import Rule
+from sluicegate.runtime.awaiting import Waiting
 from sluicegate.web.settings import Settings
 
 
@@ -55,13 +56,10 @@ def answer(spec: object, caller: FakeCaller, trust: Trust | None = None) -> str 
     key = Keys(address_key(Trust() if trust is None else trust)).ready(spec)
 
     async def run() -> str | None:
-        steps, reply = identity_of(key, caller, {}), None
-        while True:
-            try:
-                waiting = steps.send(reply)
-            except StopIteration as end:
-                return cast("str | None", end.value)
-            reply = await waiting.answer
+        known: Known = {}
+        while isinstance(found := identity_of(key, caller, known), Waiting):
+            known[found.at] = await found.answer
+        return found
 
     return asyncio.run(run())
 
@@ -197,13 +195,8 @@ class Word(str):
 def answers(*specs: object) -> list[str | None]:
     """The identities of one caller under keys of one application."""
     keys, caller, found = Keys(address_key(Trust())), FakeCaller(signed_in=7), dict[Any, str | None]()
-    return [drained(identity_of(keys.ready(spec), caller, found)) for spec in specs]
-
-
-def drained(steps: Generator[Any, Any, str | None]) -> str | None:
-    with pytest.raises(StopIteration) as end:
-        next(steps)
-    return cast("str | None", end.value.value)
+    texts = [identity_of(keys.ready(spec), caller, found) for spec in specs]
+    return [text for text in texts if not isinstance(text, Waiting)]
 
 
 APART: Final[dict[str, tuple[object, object]]] = {  # two keys of one application that must not become one
@@ -236,7 +229,7 @@ def test_one_function_is_called_once(kind: type[Greedy], spec: Callable[[Greedy]
 
 def test_a_key_that_is_freed_leaves_no_other_its_identity() -> None:
     keys, caller, found = Keys(address_key(Trust())), FakeCaller(), dict[Any, str | None]()
-    texts = [drained(identity_of(keys.ready(Greedy(str(at)).method), caller, found)) for at in range(100)]
+    texts = [identity_of(keys.ready(Greedy(str(at)).method), caller, found) for at in range(100)]
     assert len(set(texts)) == 100
 
 

@@ -262,7 +262,7 @@ def test_sync_and_async_have_the_same_names_and_arguments() -> None:
         return {
             name: list(inspect.signature(call).parameters)
             for name, call in vars(kind).items()
-            if callable(call) and not name.startswith("__")
+            if callable(call) and not name.startswith("_") and name in dir(kind())  # for users
         }
 
     assert signatures(Limiter) == signatures(AsyncLimiter)
@@ -483,3 +483,72 @@ def test_the_testing_stores(wrap: Any) -> None:
     assert hit(ShutStore(retry_after=None)).retry_after is None
     with pytest.raises(StoreError, match="SG020"):
         hit(BrokenStore())
+
+
+class _Slotted:
+    """A user's own store, with only the methods that a store must have."""
+
+    __slots__ = ("memory",)
+
+    def __init__(self) -> None:
+        self.memory = MemoryStore(clock=ManualClock())
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        return self.memory.run(plan)
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        self.memory.refund(plan, outcomes)
+
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        return self.memory.renew(plan, outcomes)
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        self.memory.forget(rule_id, identity)
+
+    def close(self) -> None: ...
+
+
+def test_a_store_with_slots() -> None:
+    assert Limiter(_Slotted()).hit("5/minute", "alice").remaining == 4
+
+
+class _Own(_Slotted):
+    """The same store, whose instance may get another `run`."""
+
+
+def test_a_run_that_is_replaced_after_the_first_hit_is_called() -> None:
+    store = _Own()
+    limiter = Limiter(store, on_store_failure="raise")
+    prepared = limiter.limit("5/minute")
+    assert prepared.hit("alice")
+
+    def lost(plan: Plan) -> tuple[Outcome, ...]:
+        raise StoreError("own", "lost")
+
+    store.run = lost  # type: ignore[method-assign]
+    with pytest.raises(StoreError):
+        prepared.hit("alice")
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_the_event_of_a_reservation_is_delivered_in_the_task_of_its_caller(cancelled: bool) -> None:
+    tasks: list[object] = []
+    adapted = AsyncAdapter(_Own())
+    limiter = AsyncLimiter(adapted, on_decision=lambda event: tasks.append(asyncio.current_task()))
+
+    async def main() -> None:
+        task = asyncio.create_task(limiter.reserve("5/minute", "alice", cost=2))
+        if cancelled:
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert tasks == []
+            assert (await limiter.peek("5/minute", "alice", cost=0)).remaining == 5
+        else:
+            await task
+            assert tasks == [task]
+
+    asyncio.run(main())

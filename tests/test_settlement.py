@@ -12,13 +12,13 @@ import pytest
 
 from sluicegate import Concurrency, ManualClock, Rule
 from sluicegate.errors import StoreError
-from sluicegate.limiter import conclude
 from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.rules.response import Response
 from sluicegate.stores.completion import complete
 from sluicegate.testing.charges import Watched, wrong
 from sluicegate.web.charges import owed
 from sluicegate.web.settlement import AsyncSettlement, Settlement
+from tests.decided import conclude
 
 MODES = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 LOGIN = Rule(name="login", quota="5/minute", charge_when=wrong).terms("sliding-window")[0]
@@ -40,7 +40,7 @@ class Case:
 
     def admit(self) -> None:
         plan = Plan(tuple([Check(each, "alice", 1) for each in self.rules]))
-        self.settlement.add(owed(conclude(plan, self.store.run(plan))))
+        self.settlement.add(owed(conclude(plan.checks, self.store.run(plan))))
 
     def left(self, terms: Terms) -> int:
         return self.store.run(Plan((Check(terms, "alice", 0),)))[0].remaining
@@ -243,7 +243,7 @@ def test_a_charge_for_a_cancelled_request_is_released() -> None:
         async def run(plan: Plan) -> Any:
             outcomes = case.store.run(plan)
             await store.go.wait()
-            return conclude(plan, outcomes)
+            return conclude(plan.checks, outcomes)
 
         settlement = AsyncSettlement(store, case.clock.now_us)
         task = asyncio.create_task(complete(run(plan), settlement.release_late))

@@ -58,9 +58,9 @@ SERVED: Final[ContextVar[Scope | None]] = ContextVar("sluicegate_served", defaul
 
 REASON: Final = "rate limit exceeded"  # why a WebSocket is closed
 DENIAL_EXTENSION: Final = "websocket.http.response"
-_STATE: Final = "sluicegate"
-_ENDED: Final = "ended"
-_FRAMEWORKS: Final = frozenset({"starlette", "fastapi", "sluicegate"})
+_STATE: Final = "sluicegate"  # the key of a request's state in `scope["state"]`
+_ENDED: Final = "ended"  # a value of `begun` that is the type of no message
+_FRAMEWORKS: Final = frozenset({"starlette", "fastapi", "sluicegate"})  # whose layers pass a preflight on
 _ANSWERS: Final = (WEBSOCKET[1], ACCEPT, "websocket.close")  # the ends of the answer to a handshake
 _RUNNING: Final = frozenset({"starlette.middleware.authentication", "starlette.middleware.base"})  # user code
 
@@ -187,7 +187,9 @@ class Exchange(RequestState):
             return False
         refused, is_answer = self.refuse(error.decision), message["type"] in STARTS
         can_answer = not self.begun and (scope["type"] == "http" or can_deny(scope))
-        if is_answer and (message["status"] == 500 or not can_answer):
+        # A framework answers an HTTP error by itself, without `on_denied`.
+        is_ours = message.get("status") == 500 or getattr(error, "is_unhandled", False)
+        if is_answer and (is_ours or not can_answer):
             self.refused = refused
         return self.refused is not None
 
@@ -297,7 +299,7 @@ class RateLimitMiddleware:
                     call = scope, receive, send
                     await self._deny(refused, self.caller(scope), call, state=state, application=application)
             finally:
-                state.begun = _ENDED
+                state.begun = _ENDED  # first: from now on nothing takes a slot that nothing would release
                 if state.settlement is not None:
                     await _async(state.settlement).over(sys.exception())
             SERVED.set(before)  # not in the `finally`: after an error nothing reads it

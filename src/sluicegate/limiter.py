@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from functools import lru_cache, partial
+from operator import itemgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, NoReturn, Self, TypeVar, cast, get_args
 from weakref import WeakValueDictionary
 
 from sluicegate.algorithms import DEFAULT, AlgorithmName, find
-from sluicegate.clock import MICROSECOND, Clock, stopwatch
+from sluicegate.clock import MICROSECOND, Clock
 from sluicegate.errors import (
     AsyncMismatchError,
     ConfigurationError,
@@ -27,22 +28,39 @@ from sluicegate.errors import (
     unknown_option,
 )
 from sluicegate.identity import Seal, digest, identity_text
-from sluicegate.plan import Check, Decision, Handlers, Outcome, Plan, RateLimitExceeded, Terms, new, uncharged
+from sluicegate.plan import (
+    Check,
+    Checks,
+    Decision,
+    Handlers,
+    Network,
+    Outcome,
+    Outcomes,
+    Plan,
+    RateLimitExceeded,
+    Terms,
+    new,
+    uncharged,
+)
 from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.reservation import AsyncReservation, AsyncSlot, Reservation, Slot
 from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
 from sluicegate.runtime.hidden import hide_secret, hide_store
 from sluicegate.stores import (
     DEADLINE,
+    AsyncRun,
     AsyncStore,
-    Hit,
-    Origin,
+    Mode,
+    Run,
     Store,
     StoreChange,
-    network_of,
+    compiled,
+    mode_of,
     open_async_store,
     open_store,
+    terms_of,
 )
+from sluicegate.stores.timed import timed, timed_async
 from sluicegate.stores.wrappers import (
     PREFIX,
     STALENESS,
@@ -58,17 +76,14 @@ if TYPE_CHECKING:
     from sluicegate.observe.status import Status
     from sluicegate.rules.ban import Ban
 
-_LONGEST_ACTION: Final = 128
+_LONGEST_ACTION: Final = 128  # characters of an action in a key; of a longer one the key has the digest
 _ONE: Final = 1  # the usual cost, which is compared by object identity: so no bool, float or subclass is taken for it
 
 
-def conclude(plan: Plan, outcomes: tuple[Outcome, ...]) -> Decision:
-    """Make the decision from the outcomes of a plan."""
-    allowed = True
-    for outcome in outcomes:
-        if not outcome[0]:
-            allowed = False
-    return new(Decision, (allowed, plan[0], outcomes))
+_NO_CHECKS: Final[Checks] = ()
+_MOST_RUNS: Final = 4096  # before all are compiled again: rules made for each request would grow the table without end
+_ALLOWED: Final = itemgetter(0)
+"""Whether an outcome is allowed. A function of C costs less for one outcome than a loop."""
 
 
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
@@ -81,9 +96,9 @@ class _Engine(Generic[_AnyStore]):
 
     _store: _AnyStore
     _asynchronous: ClassVar[bool]
+    _timed: Any  # timed or timed_async
     _open: ClassVar[Callable[..., Any]]
     _wrap: ClassVar[Callable[..., Any]]
-    watched: ClassVar[type[Any]]
     events: Delivery | None = None
     """Delivers the decisions to `on_decision`. If it is None, a decision runs no code for events."""
     on_made: ClassVar[Callable[[Any], None] | None] = None
@@ -108,6 +123,7 @@ class _Engine(Generic[_AnyStore]):
         strict: bool = False,
         **unknown: Never,
     ) -> None:
+        # First: an error that is raised below may be shown with all variables.
         store, secret = hide_store(store), hide_secret(secret)
         for name in unknown:
             raise unknown_option(type(self).__name__, name, ("store", *OPTIONS), error=SettingsError)
@@ -129,7 +145,7 @@ class _Engine(Generic[_AnyStore]):
             from sluicegate.observe.events import Delivery
 
             self.events = Delivery(on_decision, application=application, show_identities=show_identities)
-            self._options.watched = self.events.last
+            self._options.measured = True
         opened: Any = store
         if isinstance(store, str):
             opened = self._open(store, prefix=prefix, clock=clock, deadline=deadline)
@@ -142,8 +158,6 @@ class _Engine(Generic[_AnyStore]):
         _EXISTING[id(self)] = self
         if (warn := getattr(opened, "warn", None)) is not None:
             warn(strict=strict)
-        if self.events is not None:
-            self.events.take_part(self, self.watched)
         if self.on_made is not None:
             self.on_made()
 
@@ -167,13 +181,15 @@ class _Engine(Generic[_AnyStore]):
     @store.setter
     def store(self, store: _AnyStore) -> None:
         self._store = store
-        prepare: Callable[..., Hit | None] | None = getattr(store, "prepare", None)
-        self.hit_of = None if prepare is None else lru_cache(maxsize=4096)(prepare)
+        # The guard measures inside of itself: a refusal that it remembers takes no time of the store.
+        measure = self._timed if self.events is not None and store is self._opened else None
+        self.runs: dict[Mode, Runs] = {mode: Runs(store, mode, measure) for mode in get_args(Mode)}
+        """What decides checks of these terms in this mode: compiled once."""
 
     def accept(self, terms: Terms) -> None:
-        """Prepare the store for the terms of a rule. Raises ConfigurationError for terms that the store cannot keep.
+        """Raise ConfigurationError for terms of a rule that the store cannot keep.
 
-        The gate calls this before it runs a plan with these terms.
+        The gate calls this when it makes a rule ready.
         """
         if (accept := getattr(self._opened, "accept", None)) is not None:
             accept(terms)
@@ -195,9 +211,12 @@ class _Engine(Generic[_AnyStore]):
 
     def _known(self) -> Status:
         """Return what this process knows of the store."""
-        from sluicegate.observe.status import describe
+        from sluicegate.observe.status import describe, percentiles
 
-        return describe(self._store)
+        known = describe(self._store)
+        # The round trips are those of decisions, if there were any.
+        times = None if self.events is None else percentiles(tuple(self.events.last))
+        return known if times is None else known._replace(round_trip=times)
 
     def __dir__(self) -> list[str]:
         """Return the names for users. The gates, the exams and the fixtures use the others."""
@@ -219,9 +238,25 @@ class _Engine(Generic[_AnyStore]):
         return found
 
 
-_INSIDE: Final = frozenset(
-    {"accept", "check_loop", "events", "existing", "hit_of", "on_made", "own", "run", "store", "take"}
-    | {"text", "use", "watched"}
+class Runs(dict[tuple[Terms, ...], Any]):
+    """The compiled Runs of a store in one mode, by their terms. It does not refer to the limiter."""
+
+    def __init__(self, store: object, mode: Mode, measure: Callable[[Any], Any] | None) -> None:
+        super().__init__()
+        self._compile, self._measure = partial(compiled, store, mode=mode), measure
+
+    def __missing__(self, terms: tuple[Terms, ...]) -> Any:
+        """Compile a Run."""
+        run = self._compile(terms)
+        if len(self) >= _MOST_RUNS:
+            self.clear()
+        run = self[terms] = run if self._measure is None else self._measure(run)
+        return run
+
+
+_INSIDE: Final = frozenset(  # not for users: `dir` leaves these out
+    {"accept", "check_loop", "decide", "events", "existing", "on_made", "own", "run", "runs", "store"}
+    | {"take", "text", "use"}
 )
 OPTIONS: Final = tuple(_Engine.__init__.__kwdefaults__ or ())
 """The names of a limiter's options. Settings have each of them under the same name."""
@@ -287,6 +322,7 @@ class Limiter(_Engine[Store]):
     _asynchronous = False
     _open = staticmethod(open_store)
     _wrap = staticmethod(StoreOptions.wrap)
+    _timed = staticmethod(timed)
 
     def is_action_allowed(
         self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: AlgorithmName | None = None
@@ -359,8 +395,20 @@ class Limiter(_Engine[Store]):
         return len(found)
 
     def run(self, plan: Plan) -> Decision:
-        """Decide a plan: the one call that reaches the store."""
-        return conclude(plan, self._store.run(plan))
+        """Decide a plan. It has no event."""
+        run = self.runs[mode_of(plan)][terms_of(plan.checks)]
+        return self.decide(run, plan.checks, plan.network, noted=False)
+
+    def decide(
+        self, run: Run, checks: Checks, network: Network = None, caller: object = None, *, noted: bool = True
+    ) -> Decision:
+        """Decide checks by their Run. Deliver the event if the decision is `noted`."""
+        events = self.events
+        if events is None or not noted:
+            outcomes = run(checks, network)
+            return new(Decision, (all(map(_ALLOWED, outcomes)), checks, outcomes))
+        time = events.measure()
+        return events.note(self.decide(run, checks, network, noted=False), time.stop(), caller)
 
     def reserve(
         self, quota: QuotaSpec, identity: object, *, cost: int, action: str = "", algorithm: AlgorithmName | None = None
@@ -408,10 +456,16 @@ class Limiter(_Engine[Store]):
 
     def take(self, plan: Plan) -> Decision:
         """Decide a plan that the caller settles. If an interrupt finds it charged, refund it: nobody would settle."""
-        outcomes: tuple[Outcome, ...] = ()
+        outcomes: Outcomes = ()
+        run = self.runs["charge"][terms_of(plan.checks)]
+
+        def kept(checks: Checks, network: Network) -> Outcomes:
+            nonlocal outcomes
+            outcomes = run(checks, network)
+            return outcomes
+
         try:
-            outcomes = self.store.run(plan)
-            return conclude(plan, outcomes)
+            return self.decide(kept, plan.checks)
         except BaseException:
             if outcomes:
                 self.store.refund(plan, outcomes)
@@ -424,7 +478,7 @@ class Limiter(_Engine[Store]):
         identity's next ban would last. Like any other ban, it makes the next ban longer. Raises StoreError if the store
         is unavailable.
         """
-        _check_kept(self.store.run(_manual_ban(self.text(identity), ban, duration)))
+        _check_kept(self.run(_manual_ban(self.text(identity), ban, duration)).outcomes)
 
     def unban(self, identity: object, ban: Ban) -> None:
         """End a ban, and forget earlier strikes and bans. Other processes may cache a ban for `deny_cache` seconds."""
@@ -484,6 +538,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
     _asynchronous = True
     _open = staticmethod(open_async_store)
     _wrap = staticmethod(StoreOptions.wrap_async)
+    _timed = staticmethod(timed_async)
 
     async def is_action_allowed(
         self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: AlgorithmName | None = None
@@ -537,12 +592,60 @@ class AsyncLimiter(_Engine[AsyncStore]):
         return len(found)
 
     async def run(self, plan: Plan) -> Decision:
-        """Decide a plan: the one call that reaches the store."""
+        """Decide a plan. It has no event."""
+        run = self.runs[mode_of(plan)][terms_of(plan.checks)]
+        made = self.decide(run, plan.checks, plan.network, noted=False)
+        return made if isinstance(made, Decision) else await made
+
+    def decide(
+        self,
+        run: AsyncRun,
+        checks: Checks,
+        network: Network = None,
+        caller: object = None,
+        *,
+        noted: bool = True,
+        undo: Callable[[Decision], Awaitable[object]] | None = None,
+    ) -> Decision | Coroutine[Any, Any, Decision]:
+        """Decide checks by their Run. A store in memory needs no await, and without events neither does this.
+
+        If the caller is cancelled while the store is asked, `undo` gets the decision later.
+        """
+        if self.events is not None and noted:
+            return self._noted(run, checks, network, caller=caller, undo=undo)
+        found: Any = run(checks, network)
+        if type(found) is tuple:
+            return new(Decision, (all(map(_ALLOWED, found)), checks, found))
+        later = self._later(checks, found)
+        if undo is None:
+            return later
+        # Imported here: asyncio is half the time to import sluicegate, and a Limiter does not need it.
+        from sluicegate.stores.completion import complete
+
+        return complete(later, undo)
+
+    async def _later(self, checks: Checks, found: Awaitable[Outcomes]) -> Decision:
+        """Await the outcomes. Raises AsyncMismatchError on an event loop that the store cannot use."""
         try:
-            return conclude(plan, await self._store.run(plan))
-        except RuntimeError:
+            outcomes = await found
+        except RuntimeError:  # perhaps because there is no loop of asyncio: then our own error says so
             self.check_loop()
             raise
+        return new(Decision, (all(map(_ALLOWED, outcomes)), checks, outcomes))
+
+    async def _noted(
+        self,
+        run: AsyncRun,
+        checks: Checks,
+        network: Network,
+        *,
+        caller: object,
+        undo: Callable[[Decision], Awaitable[object]] | None,
+    ) -> Decision:
+        """Decide checks, and deliver the event in the caller's task: none if the caller was cancelled."""
+        events = cast("Delivery", self.events)
+        time, made = events.measure(), self.decide(run, checks, network, noted=False, undo=undo)
+        return events.note(made if isinstance(made, Decision) else await made, time.stop(), caller)
 
     async def reserve(
         self, quota: QuotaSpec, identity: object, *, cost: int, action: str = "", algorithm: AlgorithmName | None = None
@@ -566,15 +669,17 @@ class AsyncLimiter(_Engine[AsyncStore]):
 
     async def take(self, plan: Plan) -> Decision:
         """Decide a plan that the caller settles. If the caller is cancelled meanwhile, refund it."""
-        # Imported here: asyncio is half the time to import sluicegate, and a Limiter does not need it.
-        from sluicegate.stores.completion import complete
 
-        return await complete(self.run(plan), lambda made: self.store.refund(Plan(made.checks), made.outcomes))
+        def undo(made: Decision) -> Awaitable[object]:
+            return self.store.refund(Plan(made.checks), made.outcomes)
+
+        made = self.decide(self.runs["charge"][terms_of(plan.checks)], plan.checks, undo=undo)
+        return made if isinstance(made, Decision) else await made
 
     async def ban(self, identity: object, ban: Ban, duration: float | str | timedelta | None = None) -> None:
         """Ban an identity from now on, whether it is banned already or not."""
         self.check_loop()
-        _check_kept(await self.store.run(_manual_ban(self.text(identity), ban, duration)))
+        _check_kept((await self.run(_manual_ban(self.text(identity), ban, duration))).outcomes)
 
     async def unban(self, identity: object, ban: Ban) -> None:
         """End a ban, and forget the earlier strikes and bans."""
@@ -623,20 +728,18 @@ class AsyncLimiter(_Engine[AsyncStore]):
 class _Limit(Generic[_AnyLimiter]):
     """The common part of both prepared limits."""
 
-    __slots__ = ("_hit", "_hit_of", "_limiter", "_single", "_terms")
+    __slots__ = ("_held", "_limiter", "_run", "_runs", "_terms")
 
     def __init__(self, limiter: _AnyLimiter, terms: tuple[Terms, ...]) -> None:
         self._limiter = limiter
         self._terms = terms
-        self._single = terms[0] if len(terms) == 1 else None
-        self._prepare()
+        self._held = terms[0].held
+        self._compile()
 
-    def _prepare(self) -> None:
-        """Take the function of the store that the limiter uses now. A test may give it another one."""
-        hit_of = self._hit_of = self._limiter.hit_of
-        first = self._terms[0]
-        hit: Hit | None = partial(_no_hit, first) if first.held else hit_of and hit_of(*self._terms)
-        self._hit = hit or _undecided
+    def _compile(self) -> None:
+        """Take what decides in the store that the limiter uses now. A test may give it another one."""
+        self._runs = self._limiter.runs["charge"]
+        self._run = self._runs[self._terms]
 
     def __call__(self, view: object, *_: object, **__: object) -> NoReturn:
         """Raise RuleError: in other libraries the limit of a limiter is a decorator."""
@@ -647,41 +750,26 @@ class _Limit(Generic[_AnyLimiter]):
         name, terms = type(self).__name__, self._terms
         return f"{name}({'; '.join([f'{each.limit} at once' if each.held else str(each.quota) for each in terms])})"
 
-    def begin(self, text: str, cost: int, origin: Origin | None = None) -> Any:
-        """Return the decision about a hit if the store makes it without a plan, or else the plan to run. The decision
-        of an async store may be awaitable.
-
-        `text` is the text of an identity, in the form that stores get.
-        """
-        if self._hit_of is not self._limiter.hit_of:
-            self._prepare()
-        decision = self._hit(text, cost, origin)
-        if decision is not None:
-            return decision
-        plan = self._plan(text, cost)
-        return plan if origin is None else new(Plan, (plan[0], True, False, network_of(origin)))
-
-    def _plan(self, text: str, cost: int, *, charge: bool = True) -> Plan:
-        if self._single is None:
-            checks = tuple([new(Check, (each, text, cost)) for each in self._terms])
-        else:
-            checks = (new(Check, (self._single, text, cost)),)
-        return new(Plan, (checks, charge, False, None))
+    def _checks(self, identity: object, cost: int) -> Checks:
+        """Return the checks of a hit."""
+        if cost is not _ONE and (type(cost) is not int or not 0 <= cost <= MAX_LIMIT):
+            cost = whole_cost("cost", cost)
+        if self._held and cost:
+            given, problem = f"{self._terms[0].limit} at once", "a Concurrency, whose slot must be released"
+            raise QuotaError("quota", given, problem=problem, expected="use hold")
+        text, checks = self._limiter.text(identity), _NO_CHECKS
+        for terms in self._terms:
+            checks += (new(Check, (terms, text, cost)),)
+        return checks
 
     def _given(self, identity: object, cost: int, *, charge: bool = True) -> Plan:
         """Make a plan for an identity and a cost as the user gives them."""
-        return self._plan(self._limiter.text(identity), whole_cost("cost", cost), charge=charge)
+        text, cost = self._limiter.text(identity), whole_cost("cost", cost)
+        return Plan(tuple([new(Check, (each, text, cost)) for each in self._terms]), charge)
 
     def _charge(self, identity: object, cost: int) -> Plan:
         """Return the plan of a reservation."""
-        if self._terms[0].held:
-            _no_hit(self._terms[0], "", cost)
-        return self._given(identity, cost)
-
-    def _asked(self, identity: object, cost: int) -> tuple[str, int, Delivery]:
-        """Return the text of an identity and the cost of a hit, and what delivers its event."""
-        limiter = self._limiter
-        return limiter.text(identity), whole_cost("cost", cost), cast("Delivery", limiter.events)
+        return Plan(self._checks(identity, cost))
 
     def _slots(self, identity: object, cost: int) -> Plan:
         """Return the plan that takes slots."""
@@ -691,17 +779,6 @@ class _Limit(Generic[_AnyLimiter]):
             given, problem = "; ".join([str(each.quota) for each in self._terms]), "a quota per time, no Concurrency"
             raise RuleError("concurrency", given, problem=problem, expected='give a Concurrency or "10 at once"')
         return self._given(identity, cost)
-
-
-def _undecided(text: str, cost: int, origin: Origin | None) -> None:
-    """The hit in a store that has no prepared one: a plan decides."""
-
-
-def _no_hit(terms: Terms, text: str, cost: int, origin: Origin | None = None) -> None:
-    """The hit of a Concurrency: an error, as its slot would stay held. None for a gate, whose plan holds the slot."""
-    if cost and origin is None:
-        given, problem = f"{terms.limit} at once", "a Concurrency, whose slot must be released"
-        raise QuotaError("quota", given, problem=problem, expected="use hold")
 
 
 class Limit(_Limit[Limiter]):
@@ -714,17 +791,10 @@ class Limit(_Limit[Limiter]):
 
     def hit(self, identity: object, cost: int = 1) -> Decision:
         """Charge `cost` units to an identity if every quota allows them, or else charge nothing."""
-        if cost is not _ONE and (type(cost) is not int or not 0 <= cost <= MAX_LIMIT):
-            cost = whole_cost("cost", cost)
         limiter = self._limiter
-        text = limiter.text(identity)
-        if self._hit_of is not limiter.hit_of:  # the same as `begin`, without a call
-            self._prepare()
-        hit = self._hit  # first: the call of an attribute looks for a method before
-        decision: Decision | None = hit(text, cost, None)
-        if decision is not None:
-            return decision
-        return limiter.run(self._plan(text, cost))
+        if self._runs is not limiter.runs["charge"]:
+            self._compile()
+        return limiter.decide(self._run, self._checks(identity, cost))
 
     def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
@@ -761,22 +831,11 @@ class AsyncLimit(_Limit[AsyncLimiter]):
 
     async def hit(self, identity: object, cost: int = 1) -> Decision:
         """Charge `cost` units to an identity if every quota allows them, or else charge nothing."""
-        if cost is not _ONE and (type(cost) is not int or not 0 <= cost <= MAX_LIMIT):
-            cost = whole_cost("cost", cost)
         limiter = self._limiter
-        text = limiter.text(identity)
-        if self._hit_of is not limiter.hit_of:  # the same as `begin`, without a call
-            self._prepare()
-        try:
-            hit = self._hit
-            decision: Any = hit(text, cost, None)
-            if decision is not None:
-                return decision if type(decision) is Decision else await decision
-            plan = self._plan(text, cost)
-            return conclude(plan, await limiter.store.run(plan))  # the same as `run`, without a coroutine
-        except RuntimeError:
-            limiter.check_loop()
-            raise
+        if self._runs is not limiter.runs["charge"]:
+            self._compile()
+        made = limiter.decide(self._run, self._checks(identity, cost))
+        return made if type(made) is Decision else await made
 
     async def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
@@ -803,65 +862,6 @@ class AsyncLimit(_Limit[AsyncLimiter]):
             yield slot
         finally:
             await slot.release()
-
-
-class _WatchedLimit(Limit):
-    """A Limit whose hits are delivered."""
-
-    __slots__ = ()
-
-    def hit(self, identity: object, cost: int = 1) -> Decision:
-        text, cost, events = self._asked(identity, cost)
-        began = stopwatch()
-        decision = self.begin(text, cost)
-        if type(decision) is Decision:
-            return events.note(decision, stopwatch() - began)
-        time = events.measure()
-        return events.note(self._limiter.run(decision), time.stop())
-
-
-class _WatchedLimiter(Limiter):
-    """A Limiter with `on_decision`."""
-
-    def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: AlgorithmName | None = None) -> Limit:
-        return _WatchedLimit(self, self._terms(quota, action, algorithm))
-
-    def take(self, plan: Plan) -> Decision:
-        events = cast("Delivery", self.events)
-        time = events.measure()
-        return events.note(super().take(plan), time.stop())
-
-
-class _WatchedAsyncLimit(AsyncLimit):
-    """An AsyncLimit whose hits are delivered."""
-
-    __slots__ = ()
-
-    async def hit(self, identity: object, cost: int = 1) -> Decision:
-        text, cost, events = self._asked(identity, cost)
-        began = stopwatch()
-        decision = self.begin(text, cost)
-        if type(decision) is Plan:
-            time = events.measure()
-            return events.note(await self._limiter.run(decision), time.stop())
-        if type(decision) is not Decision:
-            decision = await decision
-        return events.note(decision, stopwatch() - began)
-
-
-class _WatchedAsyncLimiter(AsyncLimiter):
-    """An AsyncLimiter with `on_decision`."""
-
-    def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: AlgorithmName | None = None) -> AsyncLimit:
-        return _WatchedAsyncLimit(self, self._terms(quota, action, algorithm))
-
-    async def take(self, plan: Plan) -> Decision:
-        events = cast("Delivery", self.events)
-        time = events.measure()
-        return events.note(await super().take(plan), time.stop())
-
-
-Limiter.watched, AsyncLimiter.watched = _WatchedLimiter, _WatchedAsyncLimiter
 
 
 def _charges(decision: Decision) -> tuple[Plan, tuple[Outcome, ...]]:

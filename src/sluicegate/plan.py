@@ -7,7 +7,7 @@ read, has seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol, final, get_args
+from typing import Any, Final, Literal, NamedTuple, final, get_args
 
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import ConfigurationError, SluicegateError
@@ -74,12 +74,6 @@ Terms.__eq__ = object.__eq__  # type: ignore[method-assign]
 Terms.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-class Budget(Protocol):
-    """What an algorithm charges: an object that keeps the state of one identity under one rule."""
-
-    state: Any
-
-
 class Check(NamedTuple):
     """One rule for one identity at one cost."""
 
@@ -93,16 +87,23 @@ class Check(NamedTuple):
         return self.terms.rule_id, self.identity
 
     @property
-    def group(self) -> tuple[bool, str, str]:
-        """A value that all checks of one shadow rule for one identity share. Either all of them are charged or none."""
+    def group(self) -> Group:
+        """The same for the checks of one shadow rule for one identity. Either all of them are charged or none."""
         return self.terms.shadow, self.terms.group, self.identity
 
     def __repr__(self) -> str:  # an identity is personal data and must not be logged
         return f"Check({self.terms.rule_id!r}, identity=…, cost={self.cost})"
 
 
+Group = tuple[bool, str, str]
+"""The checks that are charged together: see `Check.group`."""
+
 Checks = tuple[Check, ...]
 """The checks of a plan."""
+
+
+Network = Callable[[], str] | None
+"""Returns the network that a request came from. A store calls it only when it has no room for an identity."""
 
 
 @final
@@ -111,14 +112,12 @@ class Plan(NamedTuple):
     `charge=False` charges none.
 
     With `forced=True` each check is charged, allowed or not, up to its limit, because the units have already been used.
-    `network` is a function that returns the network that the request came from. A store calls `network` only when it
-    has no room for an identity.
     """
 
     checks: tuple[Check, ...]
     charge: bool = True
     forced: bool = False
-    network: Callable[[], str] | None = None
+    network: Network = None
 
 
 class Outcome(NamedTuple):
@@ -285,7 +284,7 @@ def charged(plan: Plan, outcomes: tuple[Outcome, ...]) -> list[tuple[Check, Outc
     ]
 
 
-def shadow_refusals(pairs: Iterable[tuple[Check, Outcome]]) -> set[tuple[bool, str, str]]:
+def shadow_refusals(pairs: Iterable[tuple[Check, Outcome]]) -> set[Group]:
     """Return the groups of the shadow checks that an enforced rule would have refused: nothing of them is charged."""
     return {check.group for check, outcome in pairs if check.terms.shadow and outcome.retry_after != 0}
 

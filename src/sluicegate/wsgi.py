@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None
 
-KEY: Final = "sluicegate.state"
+KEY: Final = "sluicegate.state"  # of an environ: the state of the request
 _NOWHERE: Final = Endpoint()
 _RAISED: Final[list[bytes]] = []  # instead of the iterable, while the application has returned none
 
@@ -305,7 +305,7 @@ class RateLimitMiddleware:
         if self.gate.limiter.events is None:
             state.is_left = True
             return chunks
-        if isinstance(chunks, (list, tuple)):
+        if type(chunks) in (list, tuple):  # not a subclass: it may have a `close`
             return _List(chunks, state)
         wrapper = environ.get("wsgi.file_wrapper")
         if isinstance(wrapper, type) and isinstance(chunks, wrapper):
@@ -320,7 +320,7 @@ class RateLimitMiddleware:
         def respond(status: str, headers: Fields, exc_info: ExcInfo = None) -> Callable[[bytes], object]:
             state.started, code = True, int(status[:3])
             if state.settlement is not None:  # also at the second call, when an error replaces the first response
-                state.answered(Response(code, Headers(headers)))
+                state.answered(Response(code, Headers(headers)))  # before the fields: they show what a refund has left
             if state.decision is not None:
                 fields = fields_for(state.decision, self.settings.headers, status=code)
                 headers = merge(headers, fields) if fields else headers

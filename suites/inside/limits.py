@@ -7,8 +7,9 @@ import os
 from typing import Any, Final
 
 from sluicegate.concurrency import Concurrency
-from sluicegate.plan import Outcome, Plan
+from sluicegate.plan import Checks, Network, Outcomes, Terms
 from sluicegate.rules.rule import Rule
+from sluicegate.stores import Mode, Run
 from sluicegate.stores.memory import MemoryStore
 from suites.inside.record import write
 
@@ -27,7 +28,7 @@ if os.environ["SUITES_RULES"]:
 OUTSIDE: Final = {**OPTIONS, "key": "ip"}
 """The options outside of an AuthenticationMiddleware, where nobody is known: the key "user" would warn (SG110)."""
 
-_run = MemoryStore.run
+_compile = MemoryStore.compile
 
 
 class _Calls:
@@ -36,12 +37,17 @@ class _Calls:
     times = 0
 
 
-def _run_counted(self: MemoryStore, plan: Plan) -> tuple[Outcome, ...]:
-    _Calls.times += 1
-    return _run(self, plan)
+def _compile_counted(self: MemoryStore, terms: tuple[Terms, ...], mode: Mode) -> Run:
+    run = _compile(self, terms, mode)
+
+    def counted(checks: Checks, network: Network = None) -> Outcomes:
+        _Calls.times += 1
+        return run(checks, network)
+
+    return counted
 
 
-MemoryStore.run = _run_counted  # type: ignore[method-assign]
+MemoryStore.compile = _compile_counted  # type: ignore[method-assign]
 
 
 @atexit.register

@@ -59,13 +59,6 @@ class Scene(NamedTuple):
         return self.params[0]
 
 
-class _Budget:
-    """What a store keeps of one identity under one rule."""
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
-
-
 class AlgorithmExam(ABC):
     """Subclass it, set `algorithm` and define `guarantee`; pytest runs every law.
 
@@ -257,30 +250,6 @@ class AlgorithmExam(ABC):
             left, right, kept = (self.ask(each, 0, after=after).remaining for each in (refunded, without, charged))
             assert kept <= left <= kept + cost
             assert left <= right or not alike
-
-    @examples(4 * _EXAMPLES)
-    @given(st.data(), COSTS)
-    def test_a_hit_equals_a_check_and_a_charge(self, data: st.DataObject, wanted: Cost) -> None:
-        scene = self._drawn(data)
-        cost = wanted.number(scene.limit, scene.last)
-        budget = _Budget(deepcopy(scene.state))
-        outcome = self.algorithm.hit(budget, scene.now, cost, scene.params)
-        if outcome is None:
-            assert budget.state == scene.state
-        else:
-            assert cost
-            assert outcome == self.ask(scene, cost)
-            assert outcome.allowed
-            assert budget.state == self._charged(scene, cost).state
-
-    @examples(_EXAMPLES)
-    @given(data=st.data())
-    def test_a_hit_decides_whether_a_second_unit_passes(self, data: st.DataObject) -> None:
-        quota, now = data.draw(quotas(self.algorithm)), data.draw(MOMENTS)
-        params = self.algorithm.params(quota)
-        budget = _Budget(self.algorithm.charge(None, now, 1, params))
-        outcome, charged = self.algorithm.hit(budget, now, 1, params), self.algorithm.charge(None, now, 1, params)
-        assert (outcome is not None) is self.algorithm.check(charged, now, 1, params).allowed
 
     @examples(2 * _EXAMPLES)
     @given(st.data())

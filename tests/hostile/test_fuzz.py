@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from sluicegate.address import Trust, client_address
 from sluicegate.identity import digest, identity_text
-from sluicegate.rules.key import Keys, ReadyKey, address_key, identity_of
+from sluicegate.rules.key import Keys, Known, ReadyKey, address_key, identity_of
+from sluicegate.runtime.awaiting import Waiting
 from sluicegate.web.bound import Bound
 from sluicegate.web.endpoint import NOWHERE
 from sluicegate.web.gate import Gate
@@ -95,13 +96,10 @@ async def _async_key(native: Any) -> Any:
 
 
 async def _answer(key: ReadyKey, caller: FuzzCaller) -> str:
-    steps, reply = identity_of(key, caller, {}), None
-    while True:
-        try:
-            waiting = steps.send(reply)
-        except StopIteration as end:
-            return str(end.value)
-        reply = await waiting.answer
+    known: Known = {}
+    while isinstance(found := identity_of(key, caller, known), Waiting):
+        known[found.at] = await found.answer
+    return str(found)
 
 
 @pytest.mark.filterwarnings("ignore:.*SG10[23]")

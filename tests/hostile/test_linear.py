@@ -226,7 +226,7 @@ LOOPS: Final = {
         FORWARDED,
     ),
     "web.access:AccessList.has": Loop(
-        CLIENT, lambda text: list(LISTS.plan(FuzzCaller(peer=text, signed_in=text, lines=[text]), ())), " ,:/["
+        CLIENT, lambda text: LISTS.resolve(FuzzCaller(peer=text, signed_in=text, lines=[text]), (), {}), " ,:/["
     ),
     "web.asgi_messages:response_of": Loop(
         ANSWER,
@@ -304,7 +304,7 @@ ASIDE: Final = {
     "runtime.hidden:hide_options": OPERATOR,
     "rules.key:can_be": OPERATOR,
     "web.access:AccessLists.asks_the_key": OPERATOR,
-    "web.access:AccessLists.plan": "the two lists",
+    "web.access:AccessLists.resolve": "the two lists",
     "address:is_in": "the networks of the settings",
     "web.access:_as_the_key_gives": OPERATOR,
     "asgi:RateLimitMiddleware.endpoint_rules": "the routes of the application",

@@ -27,7 +27,7 @@ class Given(Log):
     @property
     def read(self) -> Counts:
         lines = sum([frame.height for frame in self.given])
-        return Counts(lines, resolution=1e-6, missing=tuple(sorted(self._columns)))
+        return Counts(lines, missing=tuple(sorted(self._columns)))
 
 
 def decisions(frame: pl.DataFrame, candidate: Candidate) -> pl.DataFrame:

@@ -21,13 +21,14 @@ from sluicegate.errors import StoreError
 from sluicegate.plan import Plan
 from sluicegate.runtime import fork
 from sluicegate.stores.breaker import Breaker
-from sluicegate.stores.deny_cache import DenyCache, Refusals
+from sluicegate.stores.deny_cache import Refusals
 from sluicegate.stores.local_fallback import LocalFallback
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.testing import BrokenStore
 from tests.hostile.growth import untraced
 from tests.servers import Server
 from tests.stores.breakable import check
+from tests.stores.guards import cached
 from tests.test_house import SOURCE, Module, callee
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -143,7 +144,7 @@ def breaker() -> tuple[Callable[[], object], Callable[[], object]]:
 
 
 def refusals() -> tuple[Callable[[], object], Callable[[], object]]:
-    cache = DenyCache(MemoryStore(), Refusals(staleness=1.0, size=5))
+    cache = cached(MemoryStore(), Refusals(staleness=1.0, size=5))
     numbers = iter(range(10**9))
 
     def work() -> None:

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sluicegate import ManualClock
-from sluicegate.errors import StoreError
-from sluicegate.plan import BAN, Check, Outcomes, Plan, Terms
+from sluicegate.plan import BAN, Outcomes, Plan
 from sluicegate.stores.memory import MemoryStore
 from tests.stores.scripted import ManualLoop
 
@@ -144,9 +143,9 @@ class ThreadDriver:
 
     is_async = False
 
-    def __init__(self, clock: ManualClock, *, prepared: bool) -> None:
+    def __init__(self, clock: ManualClock) -> None:
         self.server = Server(clock)
-        self.store: Any = PreparedStore(self) if prepared else ScriptedStore(self)
+        self.store: Any = ScriptedStore(self)
         self._mine: dict[threading.Thread, Flight] = {}
         self._parked: set[threading.Thread] = set()
         self._before = set(threading.enumerate())
@@ -215,10 +214,10 @@ class LoopDriver:
 
     is_async = True
 
-    def __init__(self, clock: ManualClock, *, prepared: bool) -> None:
+    def __init__(self, clock: ManualClock) -> None:
         self.server = Server(clock)
         self.loop = ManualLoop()
-        self.store: Any = AsyncPreparedStore(self) if prepared else AsyncScriptedStore(self)
+        self.store: Any = AsyncScriptedStore(self)
 
     def fly(self, flight: Flight, call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         async def main() -> None:
@@ -310,68 +309,3 @@ class AsyncScriptedStore:
         await self._driver.wait(self._driver.come("forget", rule_id, identity))
 
     async def close(self) -> None: ...
-
-
-# The two classes below have what the prepared way of the Redis stores has (`prepare_send`, `passed`, `resume`): so the
-# laws hold on that way too. They go when these names go.
-
-
-def _passed(terms: tuple[Terms, ...]) -> Callable[[tuple[Check, ...], Any], Outcomes | None]:
-    """Return the function that reads a reply: the outcomes if all checks were charged."""
-
-    def read(checks: tuple[Check, ...], reply: Any) -> Outcomes | None:
-        if isinstance(reply, BaseException):
-            return None
-        outcomes: Outcomes = reply
-        return outcomes if all([outcome.allowed for outcome in outcomes]) else None
-
-    return read
-
-
-def _checks(terms: tuple[Terms, ...], identity: str, cost: int) -> Plan:
-    return Plan(tuple([Check(each, identity, cost) for each in terms]))
-
-
-class PreparedStore(ScriptedStore):
-    """A ScriptedStore with the prepared way of a RedisStore."""
-
-    passed = staticmethod(_passed)
-
-    def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[str, int], tuple[Any, None]]:
-        def send(identity: str, cost: int) -> tuple[Any, None]:
-            try:
-                return self._driver.wait("run", _checks(terms, identity, cost)), None
-            except StoreError as error:
-                return error, None
-
-        return send
-
-    def resume(self, plan: Plan, sent: tuple[Any, None], reply: Any) -> Outcomes:
-        if isinstance(reply, BaseException):
-            raise reply
-        outcomes: Outcomes = reply
-        return outcomes
-
-
-class AsyncPreparedStore(AsyncScriptedStore):
-    """An AsyncScriptedStore with the prepared way of an AsyncRedisStore."""
-
-    passed = staticmethod(_passed)
-
-    def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[str, int], tuple[Any, None]]:
-        async def reply(call: Call) -> Any:
-            try:
-                return await self._driver.wait(call)
-            except StoreError as error:
-                return error
-
-        def send(identity: str, cost: int) -> tuple[Any, None]:
-            return reply(self._driver.come("run", _checks(terms, identity, cost))), None
-
-        return send
-
-    async def resume(self, plan: Plan, sent: tuple[Any, None], reply: Any) -> Outcomes:
-        if isinstance(reply, BaseException):
-            raise reply
-        outcomes: Outcomes = reply
-        return outcomes

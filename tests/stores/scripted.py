@@ -23,7 +23,7 @@ from sluicegate.testing.store import terms
 DEADLINE = 0.1
 ADDRESS = Address("scripted", 1)
 TERMS = terms("gcra", "1000/day", scope="machine")
-ENCODER = Encoder(prefix="m", clock=None, split=False)
+ENCODER = Encoder(prefix="m", clock=None, split=False, batches=True)
 
 
 class _Selector(selectors.DefaultSelector):

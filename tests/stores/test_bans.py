@@ -24,7 +24,7 @@ from sluicegate.identity import digest, identity_text
 from sluicegate.plan import BAN, Check, Outcome, Plan
 from sluicegate.rules.ban import with_bans
 from sluicegate.stores import Store
-from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
+from sluicegate.stores.deny_cache import Refusals
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.redis import RedisStore
 from sluicegate.stores.redis.cell import RedisCellStore
@@ -38,6 +38,7 @@ from tests.cluster import Cluster
 from tests.servers import MAKERS, Server
 from tests.stores.breakable import Breakable, Called, Mode
 from tests.stores.breakable import check as plain
+from tests.stores.guards import CACHES
 from tests.stores.modes import MODES, PATIENCE
 from tests.stores.places import PLACES, Place, client, monitored, sent_by_clients, url
 
@@ -499,7 +500,7 @@ def stacked(mode: Mode, inside: Any, **options: Any) -> Called:
 
 def test_refusals_that_are_strikes_reach_the_store_and_a_ban_is_remembered(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = mode.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=1, clock=clock))
+    store = mode.around(inside, CACHES, refusals=Refusals(staleness=1, clock=clock))
     both = checks(check())
     for number in range(4):  # one passes, and three are strikes
         store.run(*both)
@@ -518,7 +519,7 @@ def test_refusals_that_are_strikes_reach_the_store_and_a_ban_is_remembered(mode:
 
 def test_unban_drops_the_remembered_refusals(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = mode.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=100, clock=clock))
+    store = mode.around(inside, CACHES, refusals=Refusals(staleness=100, clock=clock))
     for _ in range(5):
         store.run(*checks(check()))
     clock.advance(90)

@@ -175,7 +175,7 @@ def test_batches_work_with_the_permissions_that_the_docs_list(server: Server, id
 def test_which_plans_can_be_in_a_batch(
     split: bool, count_denied: bool, cost: int, charge: bool, go_together: bool
 ) -> None:
-    encoder = Encoder(prefix="p", clock=None, split=split)
+    encoder = Encoder(prefix="p", clock=None, split=split, batches=True)
     rule = terms("gcra", "10/day")._replace(count_denied=count_denied)
     plan = Plan((Check(rule, "x", cost),), charge)
     command = [encoder.run(plan) for _ in range(2)][1]  # the second time the rule is known
@@ -183,10 +183,10 @@ def test_which_plans_can_be_in_a_batch(
 
 
 def test_the_frame_of_a_batch_and_its_reply() -> None:
-    encoder = Encoder(prefix="p", clock=None, split=False)
+    encoder = Encoder(prefix="p", clock=None, split=False, batches=True)
     rule = terms("sliding-window", "10/day")
     commands = [
-        command for identity in "xabc" if isinstance(command := encoder.run(hits(rule, identity)[0]), SingleCheck)
+        command for identity in "abc" if isinstance(command := encoder.run(hits(rule, identity)[0]), SingleCheck)
     ]
     assert len(commands) == 3
     whole = batch(commands[0].shape, [command.digest for command in commands], commands[0].tag)

@@ -11,10 +11,11 @@ import pytest
 from sluicegate import ManualClock
 from sluicegate.clock import MICROSECOND
 from sluicegate.plan import Check, Plan
-from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
+from sluicegate.stores.deny_cache import Refusals
 from sluicegate.testing.driver import Driver
 from sluicegate.testing.store import terms
 from tests.stores.breakable import Breakable, Mode
+from tests.stores.guards import CACHES
 from tests.stores.places import memory, memory_async, real, real_async
 
 WINDOWS = ("sliding-window", "sliding-log", "sliding-counter", "fixed-window")
@@ -97,6 +98,6 @@ def test_there_and_back(store: Driver, clock: ManualClock, algorithm: str) -> No
 
 def test_a_refusal_that_is_remembered_does_not_outlive_its_limit(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = mode.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=60, clock=clock))
+    store = mode.around(inside, CACHES, refusals=Refusals(staleness=60, clock=clock))
     low, high = (Check(terms("sliding-window", quota), "a", 1) for quota in ("1/minute", "2/minute"))
     assert [store.run(check)[0].allowed for check in (low, low, low, high, high)] == [True, False, False, True, False]

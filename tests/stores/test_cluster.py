@@ -480,7 +480,7 @@ def test_a_node_that_is_replaced_is_reported_by_its_own_name(
         wait_until("the replica to be used", lambda: watched.degraded(*theirs) == set())
         assert watched.degraded(*theirs, *others) == set()
         assert watched.changes == [(name, False), (name, True)]
-        assert watched.limiter.store.inside._breakers._of == {}, "nobody probes a server that no request needs"
+        assert watched.limiter.store._breakers._of == {}, "nobody probes a server that no request needs"
         watched.close()
     lines = [record.getMessage() for record in caplog.records if record.name == "sluicegate"]
     assert len(lines) == 2

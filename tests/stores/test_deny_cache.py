@@ -17,15 +17,16 @@ from sluicegate.rules.ban import with_bans
 from sluicegate.rules.rollout import shadows
 from sluicegate.rules.terms import make_terms
 from sluicegate.stores import AsyncStore, Store, deny_cache
-from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
+from sluicegate.stores.deny_cache import Refusals
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.testing import AsyncAdapter, StoreExam
 from sluicegate.testing.store import NAMES
+from tests.stores import guards
 from tests.stores.breakable import Breakable, Called, Mode, allowed, check
 from tests.stores.test_clock_back import Skewed
 
-KINDS = (DenyCache, AsyncDenyCache)
 SECOND = MICROSECOND
+LOST = StoreError("breakable", "no answer", concerns="plan")  # opens no circuit
 
 
 class TestExam(StoreExam):
@@ -34,20 +35,20 @@ class TestExam(StoreExam):
     examples = 60
 
     def make_store(self, clock: Clock | None) -> Store | AsyncStore:
-        return DenyCache(MemoryStore(clock=clock), Refusals(staleness=10**9, clock=clock))
+        return guards.cached(MemoryStore(clock=clock), Refusals(staleness=10**9, clock=clock))
 
 
 class TestExamAsync(StoreExam):
     examples = 20
 
     def make_store(self, clock: Clock | None) -> Store | AsyncStore:
-        return AsyncDenyCache(AsyncAdapter(MemoryStore(clock=clock)), Refusals(staleness=1, clock=clock))
+        return guards.async_cached(AsyncAdapter(MemoryStore(clock=clock)), Refusals(staleness=1, clock=clock))
 
 
 def cached(mode: Mode, clock: Clock, **options: Any) -> tuple[Called, Breakable]:
     inside = Breakable(clock)
     refusals = Refusals(**{"staleness": 1, "clock": clock, **options})
-    return mode.around(inside, KINDS, refusals=refusals), inside
+    return mode.around(inside, guards.CACHES, refusals=refusals), inside
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
@@ -197,7 +198,7 @@ def test_outcomes_of_another_source_are_not_remembered(mode: Mode, clock: Manual
             return tuple(outcome._replace(source=source) for outcome in super().run(plan))
 
     inside = Degraded(clock)
-    store = mode.around(inside, KINDS, refusals=Refusals(staleness=1, clock=clock))
+    store = mode.around(inside, guards.CACHES, refusals=Refusals(staleness=1, clock=clock))
     for _ in range(9):
         store.run(check())
     assert inside.calls == 9
@@ -281,13 +282,18 @@ def test_a_possible_change_of_a_budget_drops_a_refusal(mode: Mode, clock: Manual
     refused = (check(cost=6), *held.checks)
     store.run(*refused)
     clock.advance(1)
-    inside.down = fails
-    with pytest.raises(StoreError) if fails else nullcontext():
+
+    def lose() -> None:
+        if fails:
+            raise LOST
+
+    inside.before = lose
+    with pytest.raises(StoreError) if fails and how == "forget" else nullcontext():
         if how == "forget":
             store.forget(held.checks[0].terms.rule_id, held.checks[0].identity)
         else:
             store.answer(getattr(store.store, how), held, taken)
-    inside.down = False
+    inside.before = lambda: None
     calls = inside.calls
     assert store.run(*refused) == inside.run(Plan(refused))
     assert inside.calls == calls + 2
@@ -298,7 +304,7 @@ def make_held() -> Check:
     return Check(terms, "a", 1)
 
 
-@pytest.mark.parametrize("error", [StoreError("breakable", "no answer"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [LOST, KeyboardInterrupt()])
 def test_a_charge_without_a_reply_drops_a_refusal(mode: Mode, clock: ManualClock, error: BaseException) -> None:
     store, inside = cached(mode, clock, staleness=100)
     store.run(check(cost=3))
@@ -328,7 +334,7 @@ def test_a_refusal_from_before_a_charge_is_not_remembered(clock: ManualClock, be
     """A charge of another identity does not matter: otherwise a busy process would remember nothing."""
     inside = Breakable(clock)
     refusals = Refusals(staleness=1, clock=clock)
-    store = DenyCache(Answered(inside, lambda: store.run(Plan((between,)))), refusals)
+    store = guards.cached(Answered(inside, lambda: store.run(Plan((between,)))), refusals)
     store.run(Plan((check(cost=6), check(identity="b"))))
     assert bool(refusals.kept) is remembered
 
@@ -351,7 +357,7 @@ def test_under_load_refusals_are_remembered() -> None:
     """Busy threads whose requests pass, and one that is refused: nearly always without the store."""
     inside = Breakable()
     refusals = Refusals(staleness=60)
-    store, together = DenyCache(inside, refusals), threading.Barrier(5)
+    store, together = guards.cached(inside, refusals), threading.Barrier(5)
 
     def busy(number: int) -> int:
         together.wait()
@@ -372,7 +378,7 @@ def test_under_load_refusals_are_remembered() -> None:
 def test_threads_never_get_a_refusal_from_before_a_charge(clock: ManualClock) -> None:
     """After the reply to a charge, no earlier refusal is repeated to any thread."""
     inside = MemoryStore(clock=clock)
-    store = DenyCache(inside, Refusals(staleness=100, clock=clock))
+    store = guards.cached(inside, Refusals(staleness=100, clock=clock))
     together, size = threading.Barrier(4), 2000
 
     def spend(number: int) -> None:
@@ -414,13 +420,13 @@ def test_it_is_bounded_and_the_oldest_is_evicted_first(mode: Mode, clock: Manual
     assert inside.calls == calls
     clock.advance(1)
     for identity in "dcb":
-        refusals.look(Plan((check(identity=identity, cost=6), check(identity="z", scope="other"))))
+        refusals.repeat((check(identity=identity, cost=6), check(identity="z", scope="other")))
     assert (dict(refusals.kept), refusals.index) == ({}, {})
 
 
 def test_threads(clock: ManualClock) -> None:
     inside = MemoryStore(clock=clock)
-    store = DenyCache(inside, Refusals(staleness=100, clock=clock, size=5))
+    store = guards.cached(inside, Refusals(staleness=100, clock=clock, size=5))
     together = threading.Barrier(8)
 
     def flood(number: int) -> int:
@@ -444,12 +450,12 @@ def test_it_closes_the_store_inside(mode: Mode, clock: ManualClock) -> None:
     store, inside = cached(mode, clock)
     store.close()
     assert inside.closed == 1
-    assert "DenyCache(" in repr(store.store)
+    assert "GuardedStore(" in repr(store.store)
 
 
 def test_the_system_clock_is_the_default() -> None:
     inside = Breakable()
-    store = DenyCache(inside, Refusals(staleness=60))
+    store = guards.cached(inside, Refusals(staleness=60))
     for _ in range(9):
         store.run(Plan((check(),)))
     assert inside.calls == 6

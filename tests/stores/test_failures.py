@@ -249,11 +249,11 @@ def test_the_store_is_found_again_between_two_requests(how: str, call: str, runn
         assert limiter.hit("100/day", "alice")
         server.pause()
         assert limiter.hit("100/day", "alice").unavailable
-        breaker = given.store.inside._breakers.whole
+        breaker = given.store._breakers.whole
         server.resume()
 
         if how == "async":
-            store: Any = given.store.inside
+            store: Any = given.store
 
             async def answered() -> None:
                 while breaker.needs_probe:
@@ -263,7 +263,7 @@ def test_the_store_is_found_again_between_two_requests(how: str, call: str, runn
         wait_until("a probe to be answered", lambda: not breaker.needs_probe)
         assert not getattr(limiter, call)("100/day", "alice").degraded, "this request is answered by the store"
         assert breaker.closed
-        assert not [each for each in given.store.inside._watches.values() if how == "sync" and each.is_alive()]
+        assert not [each for each in given.store._watches.values() if how == "sync" and each.is_alive()]
         limiter.close()
 
 
@@ -272,7 +272,7 @@ def test_close_ends_the_watch(how: str, runner: asyncio.Runner) -> None:
     given: Any = (Limiter if how == "sync" else AsyncLimiter)("redis://127.0.0.1:1")
     limiter: Any = given if how == "sync" else Blocking(given, runner)
     assert limiter.hit("5/day", "alice").degraded
-    fallback = given.store.inside
+    fallback = given.store
     [watch] = fallback._watches.values()
     limiter.close()
     if how == "sync":
@@ -289,7 +289,7 @@ def test_a_deleted_limiter_ends_its_watch(caplog: pytest.LogCaptureFixture) -> N
     limiter = Limiter("redis://127.0.0.1:1")
     assert limiter.hit("5/day", "alice").degraded
     store: Any = limiter.store
-    [watch] = store.inside._watches.values()
+    [watch] = store._watches.values()
     del limiter, store
     gc.collect()
     watch.join(PATIENCE)
@@ -303,7 +303,7 @@ def test_every_loop_watches_the_store_again() -> None:
         async def request() -> Any:
             assert (await limiter.hit("5/day", "alice")).degraded
             store: Any = limiter.store
-            [(loop, _)] = store.inside._watches.values()
+            [(loop, _)] = store._watches.values()
             return loop
 
         assert asyncio.run(request()) is not asyncio.run(request())
@@ -315,7 +315,6 @@ def test_a_forked_child_watches_the_store_by_itself() -> None:
     with untraced(), Limiter("redis://127.0.0.1:1") as limiter:  # a child inherits the lock of a coverage run
         assert limiter.hit("5/day", "alice").degraded
         fallback: Any = limiter.store
-        fallback = fallback.inside
         [watch] = fallback._watches.values()
         reader, writer = os.pipe()
         child = os.fork()

@@ -20,13 +20,15 @@ from sluicegate.plan import NEVER, Check, Outcome, Plan
 from sluicegate.rules.terms import make_terms
 from sluicegate.stores import AsyncStore, Store, StoreChange
 from sluicegate.stores.breaker import Breaker, Breakers
-from sluicegate.stores.fallback import AsyncFallback, Fallback
+from sluicegate.stores.deny_cache import Refusals
+from sluicegate.stores.guard import GuardedStore
 from sluicegate.stores.local_fallback import NOTES, LocalFallback
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.testing import AsyncAdapter, StoreExam
 from sluicegate.testing.scenarios import examples, quotas
 from sluicegate.testing.store import NAMES
 from tests.stores.breakable import DEADLINE, Breakable, Called, Mode, allowed, check
+from tests.stores.guards import AsyncFallback, Fallback
 
 SECOND = MICROSECOND
 DOWN = StoreError("there:6379", "it hangs")
@@ -75,11 +77,11 @@ class TestLocal(StoreExam):
         return _Relabelled(clock)
 
 
-class _Relabelled(Fallback):
+class _Relabelled(GuardedStore):
     """Return the outcomes of the local fallback with the source "store", so that the exam can compare them."""
 
     def __init__(self, clock: Clock | None) -> None:
-        super().__init__(_Dead(), **guards(clock), launch=lambda work: None)
+        super().__init__(_Dead(), refusals=Refusals(staleness=0), **guards(clock), launch=lambda work: None)
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         outcomes = super().run(plan)
@@ -729,7 +731,7 @@ def test_close_closes_an_owned_store(mode: Mode, clock: ManualClock, owned: bool
     store: Store | AsyncStore = Fallback(inside, owned=owned, **given)
     if mode.is_async:
         store = AsyncFallback(AsyncAdapter(inside), owned=owned, deadline=DEADLINE, **given)
-    assert repr(store).startswith(("Fallback(StoreInside", "AsyncFallback(<"))
+    assert repr(store).startswith(("GuardedStore(StoreInside", "AsyncGuardedStore(<"))
     mode.called(store).close()
     assert inside.closed == owned
     assert allowed(mode.called(store).run(check()))

@@ -145,14 +145,13 @@ class Machine(RuleBasedStateMachine):
     """One limiter, its gate, and the scripted server."""
 
     is_async: ClassVar[bool]
-    prepared: ClassVar[bool]
     seen: ClassVar[Counter[str]]  # how often the stories of a run came to what the laws are about
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock(1_760_000_000)
         kind = LoopDriver if self.is_async else ThreadDriver
-        self.driver = kind(self.clock, prepared=self.prepared)
+        self.driver = kind(self.clock)
         self.server = self.driver.server
         self.changes: list[bool] = []
 
@@ -614,23 +613,21 @@ def moved(outcomes: Outcomes, us: int) -> Outcomes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prepared", [False, True], ids=["run", "prepared"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_every_order_of_events_keeps_the_laws(is_async: bool, prepared: bool) -> None:
+def test_every_order_of_events_keeps_the_laws(is_async: bool) -> None:
     seen: Counter[str] = Counter()
-    machine = type("Drawn", (Machine,), {"is_async": is_async, "prepared": prepared, "seen": seen})
+    machine = type("Drawn", (Machine,), {"is_async": is_async, "seen": seen})
     run_state_machine_as_test(cast(Any, machine), settings=settings(examples(120), stateful_step_count=40))
     for what in ("repeated", "compared", "probe", "trial", "local", "noted"):
         assert seen[what] > 0, f"no story came to: {what}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prepared", [False, True], ids=["run", "prepared"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_each_change_at_each_place_of_a_refusal(is_async: bool, prepared: bool) -> None:
+def test_each_change_at_each_place_of_a_refusal(is_async: bool) -> None:
     """The stories that matter most, each of them once: chance may miss one."""
     seen: Counter[str] = Counter()
-    kind: Any = type("Told", (Machine,), {"is_async": is_async, "prepared": prepared, "seen": seen})
+    kind: Any = type("Told", (Machine,), {"is_async": is_async, "seen": seen})
     first, second, _ = LIMITS
     for how, ran in product(dict.fromkeys(ENDS), [False, True]):
         stories: list[Callable[[Any], None]] = [
@@ -641,6 +638,7 @@ def test_each_change_at_each_place_of_a_refusal(is_async: bool, prepared: bool) 
                 for change in ("", "charge", "counted", "refund", "forced", "reset")
             ],
         ]
+        stories += [_strikes, _refund_in_an_outage, *[partial(_wait, us=us) for us in TIMES]]
         for story in stories:
             machine = kind()
             machine.ending = how, ran
@@ -660,3 +658,35 @@ def _cross(machine: Any, *, limits: tuple[Any, Any], begin: int, wait: int) -> N
 def _again(machine: Any, *, limits: tuple[Any, Any], change: str) -> None:
     how, ran = machine.ending
     machine.refuse_again(limits[0], limits[1], "alice", change, how, ran, 1)
+
+
+def _strikes(machine: Any) -> None:
+    """Refusals that count, or are strikes towards a ban, come between two equal refusals."""
+    for name, limit in (("counted", LIMITS[0]), ("banned", LIMITS[2])):
+        for _ in range(9):
+            machine.visit(name, "alice", end=True)
+            machine.hit(limit, "alice", 5, end=True)
+        machine.clock.advance_us(61_000_000)
+        machine.hit(limit, "alice", 5, end=True)
+        machine.visit(name, "alice", end=True)
+        machine.hit(limit, "alice", 5, end=True)
+
+
+def _refund_in_an_outage(machine: Any) -> None:
+    machine.hit(LIMITS[0], "alice", 1, end=True)
+    machine.end_calls([machine.fly_hit(LIMITS[0], "bob", 1)], "failure")
+    machine.refund(0, end=True)
+
+
+def _wait(machine: Any, *, us: int) -> None:
+    """Time passes between two equal refusals, and before the reply to the first."""
+    for _ in range(4):
+        machine.hit(LIMITS[0], "alice", 1, end=True)
+    machine.clock.advance_us(59_400_000)  # so that units are free again before the refusal is stale
+    machine.hit(LIMITS[0], "alice", 1, end=True)
+    machine.clock.advance_us(us)
+    machine.hit(LIMITS[0], "alice", 1, end=True)
+    refused = machine.fly_hit(LIMITS[0], "alice", 5)
+    machine.clock.advance_us(us)
+    machine.end_calls([refused], "reply")
+    machine.hit(LIMITS[0], "alice", 5, end=True)

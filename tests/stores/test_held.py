@@ -9,12 +9,12 @@ import pytest
 from sluicegate import Concurrency, ManualClock, StoreError
 from sluicegate.plan import Check, Plan
 from sluicegate.rules.terms import make_terms
-from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
-from sluicegate.stores.fallback import AsyncFallback, Fallback
+from sluicegate.stores.deny_cache import Refusals
 from sluicegate.stores.local_fallback import LocalFallback
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.testing.store import NAMES
 from tests.stores.breakable import DEADLINE, Breakable, Called, Mode, allowed, check
+from tests.stores.guards import CACHES, FALLBACKS
 from tests.stores.test_fallback import guards
 
 DOWN = StoreError("breakable", "it hangs")
@@ -28,14 +28,14 @@ def place(limit: int = 2, identity: str = "a", *, scope: str = "held", lease: fl
 
 def fallback(inside: Breakable, mode: Mode, clock: ManualClock, **options: Any) -> Called:
     more: dict[str, Any] = {"deadline": DEADLINE} if mode.is_async else {"launch": lambda work: work()}
-    return mode.around(inside, (Fallback, AsyncFallback), **guards(clock, **options), **more)
+    return mode.around(inside, FALLBACKS, **guards(clock, **options), **more)
 
 
 # The deny cache
 
 
 def cached(inside: Breakable, mode: Mode, clock: ManualClock) -> Called:
-    return mode.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=1, clock=clock))
+    return mode.around(inside, CACHES, refusals=Refusals(staleness=1, clock=clock))
 
 
 def test_a_refusal_by_a_concurrency_limit_is_not_remembered(mode: Mode, clock: ManualClock) -> None:

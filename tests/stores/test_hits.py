@@ -24,7 +24,7 @@ from sluicegate.quota import Quota
 from sluicegate.stores import open_store
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.redis.commands import PARAMS, pack, split_reply
-from sluicegate.stores.redis.encoding import CHARGE, MOST, Encoder, decode, reader_of, script
+from sluicegate.stores.redis.encoding import MOST, Encoder, decode, reader_of, script
 from sluicegate.testing.scenarios import COSTS, LATEST, LONGEST, MOMENTS, WAITS, examples, quotas, takes
 from sluicegate.testing.store import NAMES, terms
 from tests.servers import Server
@@ -43,6 +43,7 @@ class Budgets:
     def __init__(self, connection: Any, clock: Skewed) -> None:
         self.connection, self.clock = connection, clock
         self.encoder = Encoder(prefix="hits", clock=clock, split=False)
+        self.by_run = Encoder(prefix="hits", clock=clock, split=False, decoded=True)  # it uses run.lua
         self.names = {way: f"{way} {uuid4().hex}" for way in ("hit", "run", "many", "both")}
         self.turn = 0
 
@@ -57,7 +58,7 @@ class Budgets:
     def _ask(self, way: str, check: Check) -> Outcome | str:
         plan = Plan((check,))
         by_run = way == "run" or (way == "both" and self.turn % 2)
-        command = self.encoder.run(plan, CHARGE if by_run else None).with_text()
+        command = (self.by_run if by_run else self.encoder).run(plan).with_text()
         frame = self._of_many(check) if way == "many" and check.cost == 1 else command.frame
         try:
             reply = self.connection.execute_command(*unpacked(frame))
@@ -70,7 +71,7 @@ class Budgets:
         except redis.ResponseError as error:
             return str(error).split(" ")[0]
         assert isinstance(reply, list if by_run else bytes)
-        return decode(plan, reply)[0]
+        return decode(plan.checks, reply)[0]
 
     def _of_many(self, check: Check) -> bytes:
         rule = check.terms
@@ -186,12 +187,12 @@ def test_several_checks_are_answered_as_by_run(server: Server, name: str) -> Non
                     data.draw(COSTS).number(rule.limit, last if i == chosen else None) for i, rule in enumerate(rules)
                 ]
                 answers = []
-                for way, mode in (("run", CHARGE), ("hit", None)):
+                for way, encoder, kind in (("run", budgets.by_run, list), ("hit", budgets.encoder, bytes)):
                     checks = [Check(rule, budgets.names[way], cost) for rule, cost in zip(rules, costs, strict=True)]
                     plan = Plan(tuple(checks))
-                    reply = connection.execute_command(*unpacked(budgets.encoder.run(plan, mode).with_text().frame))
-                    assert isinstance(reply, bytes if mode is None else list)
-                    answers.append(decode(plan, reply))
+                    reply = connection.execute_command(*unpacked(encoder.run(plan).with_text().frame))
+                    assert isinstance(reply, kind)
+                    answers.append(decode(plan.checks, reply))
                 assert answers[0] == answers[1]
                 for rule in rules:
                     hit, run, *_ = budgets.states(rule)
@@ -212,7 +213,7 @@ def test_as_many_checks_as_hit_holds_and_one_more(server: Server, name: str) -> 
             for remaining in (3, 1):
                 reply = connection.execute_command(*unpacked(encoder.run(plan).with_text().frame))
                 assert isinstance(reply, kind)
-                assert [outcome.remaining for outcome in decode(plan, reply)] == [remaining] * count
+                assert [outcome.remaining for outcome in decode(plan.checks, reply)] == [remaining] * count
 
 
 @pytest.mark.parametrize("shadow", [False, True])
@@ -253,13 +254,13 @@ def test_a_hit_has_few_words() -> None:
     encoder = Encoder(prefix="p", clock=None, split=False)
     for name in NAMES:
         rule = terms(name, "10/day")
-        first, usual = (unpacked(encoder.run(Plan((Check(rule, "a", 1),))).frame) for _ in range(2))
+        usual, dearer = (unpacked(encoder.run(Plan((Check(rule, "a", cost),))).frame) for cost in (1, 2))
         peeked = unpacked(encoder.run(Plan((Check(rule, "a", 1),), charge=False)).frame)
         assert usual[0] == "EVALSHA"
-        assert usual[1:4] == [*first[1:3], encoder.key(rule.rule_id, "a").encode()]
+        assert usual[1:4] == [*dearer[1:3], encoder.key(rule.rule_id, "a").encode()]
         words = [b"%d" % number for number in rule.params]
         assert usual[5:] == (words[:2] if name == "sliding-window" else words)  # its script computes the third
-        assert first[5:] == [*words, *[b""] * (PARAMS - len(rule.params)), b"1"]
+        assert dearer[5:] == [*words, *[b""] * (PARAMS - len(rule.params)), b"2"]
         assert peeked[1] != usual[1]
 
 
@@ -290,44 +291,3 @@ def test_any_number_of_moments_may_have_passed(server: Server, name: str, limit:
             for cost in (0, 1, 1):
                 (expected,) = memory.run(Plan((Check(rule, "one", cost),)))
                 assert budgets.hit(rule, cost) == [expected] * 4
-
-
-def noted(store: MemoryStore, rules: list[Terms]) -> list[Any]:
-    """What a store has noted of alice under each rule. A prepared hit does not note when its charge expires."""
-    entries = [store._table.get(rule.rule_id, "alice") for rule in rules]
-    return [entry and (entry.state, entry.refused_until, entry.remaining) for entry in entries]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_in_memory_the_function_of_some_rules_decides_as_run(name: str) -> None:
-    @examples(60)
-    @given(st.data(), st.lists(st.sampled_from(NAMES), max_size=2), MOMENTS)
-    def examine(data: st.DataObject, others: list[str], start: int) -> None:
-        clock, pairs, last = Skewed(start), [], list[Outcome]()
-        by_function, by_run = MemoryStore(clock=clock), MemoryStore(clock=clock)
-        for number, each in enumerate(data.draw(st.permutations([name, *others]))):
-            shadow, counted = data.draw(st.booleans()), data.draw(st.booleans())
-            rule = terms(each, data.draw(quotas(ALGORITHMS[each])), scope=f"rule{number}")
-            pairs.append([each._replace(shadow=shadow, count_denied=counted) for each in (rule, lowered(data, rule))])
-        for _ in range(data.draw(st.integers(1, LONGEST))):
-            rules = [data.draw(st.sampled_from([high, high, low])) for high, low in pairs]
-            chosen = data.draw(st.integers(0, len(rules) - 1))
-            near = last[chosen] if last else None
-            moved = data.draw(WAITS).us_after(rules[chosen].window_us, near) * data.draw(st.sampled_from([1, 1, -1]))
-            clock.moment = min(max(0, clock.moment + moved), LATEST)
-            cost = data.draw(COSTS).number(rules[chosen].limit, near)
-            plan = Plan(tuple([Check(rule, "alice", cost) for rule in rules]))
-            function = by_function.prepare(*rules)
-            assert function is not None
-            decision = function("alice", cost, None)
-            outcomes = by_function.run(plan) if decision is None else decision.outcomes
-            last = list(by_run.run(plan))
-            assert list(outcomes) == last
-            if decision is not None:
-                assert decision == (all(outcome.allowed for outcome in outcomes), plan.checks, outcomes)
-            assert noted(by_function, rules) == noted(by_run, rules)
-            if data.draw(st.integers(0, 9)) == 0:
-                for store in (by_function, by_run):
-                    store.refund(plan, tuple(last))
-
-    examine()

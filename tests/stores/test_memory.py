@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from sluicegate import ConfigurationError, Limiter, ManualClock, Quota
+from sluicegate.algorithms import KEPT
 from sluicegate.errors import AsyncMismatchError, StoreURLError
 from sluicegate.plan import Check, Plan
 from sluicegate.stores import memory_table, open_async_store, open_store
@@ -304,23 +305,21 @@ def test_any_number_of_rules() -> None:
     assert left == [8, 7, 6]
 
 
-def test_rules_without_identities_are_forgotten_and_a_prepared_hit_finds_the_next_entry(clock: ManualClock) -> None:
+def test_rules_without_identities_are_forgotten_and_a_compiled_run_finds_the_next_entry(clock: ManualClock) -> None:
     """Rules that are made for each request must not fill the memory."""
     store = MemoryStore(clock=clock)
     rule, other = terms("gcra", "3/second"), hitter(store)
-    prepared, charge = store.prepare(rule), hitter(store, "gcra", "3/second")
-    assert prepared is not None
+    run, charge = store.compile((rule,), "charge"), hitter(store, "gcra", "3/second")
     for number in range(1000):
         clock.advance(7200)
-        assert prepared("alice", 1, None) is None, "it is expired, or gone"
         assert charge("alice")
-        assert prepared("alice", 1, None).remaining == 1
+        assert run((Check(rule, "alice", 1),), None)[0].remaining == 1
         assert hitter(store, quota=f"1/{number + 1} seconds")("alice")
         clock.advance(7200)
         assert [other(each) for each in range(4)] == [True] * 4
         assert len(store._table.by_rule) == 1, "only the last rule has identities"
     store.close()
-    assert [prepared(f"{each}", 1, None) for each in range(4)] == [None] * 4
+    assert [run((Check(rule, f"{each}", 1),), None)[0].remaining for each in range(4)] == [2] * 4
 
 
 def test_forget_and_a_new_hit_leave_one_key_in_the_queue(clock: ManualClock) -> None:
@@ -485,6 +484,28 @@ def test_a_signal_handler_may_decide_before_a_charge_is_noted(
 
     monkeypatch.setattr(Entry, "mark", interrupted)
     assert [hit("alice"), hit("alice"), hit("bob")] == [True, False, False]
+
+
+@ALGORITHMS
+@pytest.mark.parametrize("quota", ["1/hour", "2/hour"])
+def test_a_signal_handler_that_decides_between_a_check_and_its_charge_admits_nobody_more(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, algorithm: str, quota: str
+) -> None:
+    module: Any = KEPT[algorithm]
+    check, handled = module.check, list[str]()
+
+    def interrupted(*arguments: Any) -> Any:
+        outcome = check(*arguments)
+        if handled:
+            hits.append(hit(handled.pop()))
+        return outcome
+
+    monkeypatch.setattr(module, "check", interrupted)
+    hits, hit = list[bool](), hitter(MemoryStore(clock=clock), algorithm, quota)
+    for _ in range(3):
+        handled.append("alice")
+        hits.append(hit("alice"))
+    assert sum(hits) == int(quota[0])
 
 
 def test_a_signal_handler_may_empty_the_table_of_a_rule_before_a_new_entry_is_in_it(

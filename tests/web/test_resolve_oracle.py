@@ -358,8 +358,8 @@ def applications(draw: st.DrawFn, *, is_async: bool) -> Application:
     def spec(name: str, scopes: Sequence[str], *, is_rule: bool) -> Spec:
         if is_plain:
             odd = dict([draw(st.sampled_from(oddities(name, is_rule=is_rule)))] if draw(st.booleans()) else [])
-            options = {"scope": draw(st.sampled_from(scopes)), "quota": draw(st.sampled_from(QUOTAS[:3])), **odd}
-            return Spec(name, **options)
+            options: dict[str, Any] = {"quota": draw(st.sampled_from(QUOTAS[:3])), **odd}
+            return Spec(name, draw(st.sampled_from(scopes)), **options)
         kind = draw(st.sampled_from(["text", "text", "text", "tiers", "function"]))
         quota: Any = draw(st.sampled_from(QUOTAS))
         if kind == "tiers":
@@ -526,7 +526,8 @@ ODDITIES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("alone", [False, True])
 def test_each_option_beside_a_plain_rule_and_alone(odd: dict[str, Any], alone: bool, sealed: bool) -> None:
     """Each option takes a rule off the way of plain rules. Here each is met for certain."""
-    rules = [Spec("r0", "own", "9/minute"), Spec("r1", "own", **{"quota": "9/day", **odd})]
+    options: dict[str, Any] = {"quota": "9/day", **odd}
+    rules = [Spec("r0", "own", "9/minute"), Spec("r1", "own", **options)]
     application = Application("user", [], rules[alone:], [], False, 0, [], [], sealed, False)
     store = Recorder()
     gate = Gate(application.settings(store))

@@ -8,8 +8,6 @@ clock, a lock, asyncio or a client.
     check(state, now, cost, params)       -> Outcome  may drop expired parts of the state; changes nothing else
     charge(state, now, cost, params)      -> state    adds the cost; called after a check of this state at this time,
                                                       when every check of the plan allowed
-    hit(budget, now, cost, params)        -> Outcome  checks and charges `budget.state` in one step. None, and nothing
-                                                      changes, if this is not the usual case: then the two decide
     refund(state, now, cost, params, at)  -> state    refunds a charge that was made at `at`: its outcome's `at`
 
 `state` is None for an identity that has none. All times and parameters are integers in microseconds, and every
@@ -42,7 +40,7 @@ from typing import Any, Final, Literal, Protocol, cast
 
 from sluicegate.algorithms import ban, fixed_window, gcra, sliding_counter, sliding_log, sliding_window
 from sluicegate.errors import AlgorithmError, nearest
-from sluicegate.plan import Budget, Outcome
+from sluicegate.plan import Outcome
 from sluicegate.quota import Quota
 
 
@@ -67,8 +65,6 @@ class Algorithm(Protocol):
 
     def charge(self, state: Any, now: int, cost: int, params: tuple[int, ...]) -> Any: ...
 
-    def hit(self, budget: Budget, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None: ...
-
     def refund(self, state: Any, now: int, cost: int, params: tuple[int, ...], at: int) -> Any: ...
 
 
@@ -82,7 +78,7 @@ _MODULES: Final[tuple[ModuleType, ...]] = (sliding_window, sliding_log, sliding_
 ALGORITHMS: Final[dict[str, Algorithm]] = {
     name: cast(Algorithm, module) for module in _MODULES for name in module.NAMES
 }
-DEFAULT: Final = "sliding-window"
+DEFAULT: Final = "sliding-window"  # strict in any period, at any limit in little memory
 KEPT: Final[dict[str, Algorithm]] = {**ALGORITHMS, ban.NAMES[0]: cast(Algorithm, ban)}
 """The algorithms that a store keeps state of: those of rules, and the one of bans."""
 

@@ -12,7 +12,7 @@ State: (strikes, the time of the first of them, the end of the last ban, its lev
 
 from __future__ import annotations
 
-from sluicegate.plan import BAN, Budget, Outcome, Terms, new
+from sluicegate.plan import BAN, Outcome, Terms, new
 
 NAMES = (BAN,)
 
@@ -59,11 +59,6 @@ def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) ->
         return (strikes + cost, since, ends, level)
     top = len(lengths) - 1
     return (0, since, now + lengths[min(level, top)], min(level + 1, top))
-
-
-def hit(budget: Budget, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
-    """Return None, because a ban is charged after the checks of its plan."""
-    return None
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:

@@ -7,7 +7,7 @@ State: (start, used).
 from __future__ import annotations
 
 from sluicegate.algorithms.checks import exact, no_burst, short
-from sluicegate.plan import NEVER, Budget, Outcome, new
+from sluicegate.plan import NEVER, Outcome, new
 from sluicegate.quota import Quota
 
 NAMES = ("fixed-window",)
@@ -36,45 +36,29 @@ def window_us(params: tuple[int, ...]) -> int:
 
 def _live(state: State | None, now: int, window: int) -> State:
     """Return the window that holds `now`, a new one where the old has ended or lies a window ahead."""
-    if state is None or not -window <= now - state[0] < window:
-        return (now, 0)
-    return state
+    return state if state is not None and -window <= now - state[0] < window else (now, 0)
 
 
 def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
     """Return the outcome of a hit of this cost."""
     limit, window = params
     start, used = _live(state, now, window)
-    wait = start + window - now
-    allowed = used + cost <= limit or cost == 0
-    retry = 0 if allowed else wait if cost <= limit else NEVER
-    if allowed:
-        used += cost
-    if used == 0:
-        wait = 0
-    return new(Outcome, (allowed, limit, limit - used if used < limit else 0, retry, wait, wait, now, "store"))
+    left, wait = limit - used - cost, start + window - now
+    if left >= 0 or cost == 0:
+        if left == limit:
+            wait = 0
+        return new(Outcome, (True, limit, left if left > 0 else 0, 0, wait, wait, now, "store"))
+    retry = wait if cost <= limit else NEVER
+    wait = wait if used else 0
+    return new(Outcome, (False, limit, limit - used if used < limit else 0, retry, wait, wait, now, "store"))
 
 
 def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
     """Return the count after the hit, no further than the limit."""
     limit, window = params
     start, used = _live(state, now, window)
-    return (start, used + cost if used + cost <= limit else max(used, limit))
-
-
-def hit(budget: Budget, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
-    """Check and charge a budget in one step, if its window goes on and the cost fits."""
-    state: State | None = budget.state
-    if state is None or not cost:
-        return None
-    limit, window = params
-    start, used = state
-    used += cost
-    wait, left = start + window - now, limit - used
-    if left < 0 or not 0 < wait <= window:
-        return None
-    budget.state = (start, used)
-    return new(Outcome, (True, limit, left, 0, wait, wait, now, "store"))
+    count = used + cost
+    return (start, count if count <= limit else max(used, limit))
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import gcd
 
 from sluicegate.algorithms.checks import exact, short
-from sluicegate.plan import NEVER, Budget, Outcome, new
+from sluicegate.plan import NEVER, Outcome, new
 from sluicegate.quota import Quota
 
 NAMES = ("gcra", "token-bucket", "leaky-bucket")
@@ -65,22 +65,6 @@ def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) ->
     level, lag = _leaked(state, now, params)
     total = level + cost * unit
     return (total if total <= burst * unit else max(level, burst * unit), now + lag)
-
-
-def hit(budget: Budget, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
-    """Check and charge a budget in one step, if it has a level and the cost fits."""
-    if budget.state is None or not cost:
-        return None
-    burst, unit, leak = params
-    level, time = budget.state
-    level -= (now - time) * leak
-    level = cost * unit + (level if level > 0 else 0)
-    spare = burst * unit - level
-    if spare < 0 or time > now:
-        return None
-    budget.state = (level, now)
-    free, rest = divmod(spare, unit)
-    return new(Outcome, (True, burst, free, 0, -(-level // leak), -((rest - unit) // leak), now, "store"))
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:

@@ -10,7 +10,7 @@ divides the window and fits. Every outcome is still exact in microseconds; only 
 from __future__ import annotations
 
 from sluicegate.algorithms.checks import MAX, exact, no_burst, short
-from sluicegate.plan import NEVER, Budget, Outcome, new
+from sluicegate.plan import NEVER, Outcome, new
 from sluicegate.quota import Quota
 
 NAMES = ("sliding-counter",)
@@ -89,23 +89,6 @@ def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) ->
     limit, window, tick = params
     start, current, previous = _live(state, now // tick, window)
     return (start, current + cost if current + cost <= limit else max(current, limit), previous)
-
-
-def hit(budget: Budget, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
-    """Check and charge a budget in one step, if its window goes on and the cost fits."""
-    if budget.state is None or not cost:
-        return None
-    limit, window, tick = params
-    start, current, previous = budget.state
-    gone = now // tick - start
-    current += cost
-    free = (limit - current) * window - previous * (window - gone)
-    if free < 0 or not 0 <= gone < window:
-        return None
-    budget.state = live = (start, current, previous)
-    left, until = free // window, start * tick - now
-    following = until + _wait(live, limit - left - 1, window) * tick
-    return new(Outcome, (True, limit, left, 0, until + 2 * window * tick, following, now, "store"))
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:

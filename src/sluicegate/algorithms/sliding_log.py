@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 
 from sluicegate.algorithms.checks import no_burst, short
 from sluicegate.errors import AlgorithmError
-from sluicegate.plan import NEVER, Budget, Outcome, new
+from sluicegate.plan import NEVER, Outcome, new
 from sluicegate.quota import Quota
 
 NAMES = ("sliding-log",)
@@ -85,19 +85,6 @@ def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) ->
     if len(log) > params[0]:
         del log[: len(log) - params[0]]
     return log
-
-
-def hit(budget: Budget, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
-    """Check and charge a budget in one step, if no moment leaves its log and the cost fits."""
-    log: State = budget.state
-    limit, window = params
-    if not log or not cost or log[0] <= now - window or log[-1] > now:
-        return None
-    left = limit - len(log) - cost
-    if left < 0:
-        return None
-    log += [now] * cost
-    return new(Outcome, (True, limit, left, 0, window, log[0] + window - now, now, "store"))
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:

@@ -12,14 +12,14 @@ from bisect import bisect_left
 from typing import Final
 
 from sluicegate.algorithms.checks import exact, no_burst, short
-from sluicegate.plan import NEVER, Budget, Outcome, new
+from sluicegate.plan import NEVER, Outcome, new
 from sluicegate.quota import Quota
 
 NAMES = ("sliding-window",)
 CODE = "sw"
 GUARANTEE = "at most the limit in any period; above 100 units freed up to 1 % late"
 
-RESOLUTION: Final = 100
+RESOLUTION: Final = 100  # parts of a period: so many stamps a log may have, and a unit is free at most one part late
 
 State = list[int]
 
@@ -71,22 +71,23 @@ def _when(state: State, units: int) -> int:
 def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
     """Return the outcome of a hit of this cost."""
     limit, window, grain = params
-    ends = window - now
-    if state and (state[1] + ends <= 0 or state[-2] > now + window + grain):
+    if state and (state[1] + window <= now or state[-2] > now + window + grain):
         _drop(state, now, params)
-    stamp = now if grain == 1 else -(-now // grain) * grain
+    stamp, ends = now if grain == 1 else -(-now // grain) * grain, window - now
     if not state:
         if cost > limit:
             return new(Outcome, (False, limit, limit, NEVER, 0, 0, now, "store"))
         wait = stamp + ends if cost else 0
         return new(Outcome, (True, limit, limit - cost, 0, wait, wait, now, "store"))
     used, newest = state[0], state[-2]
-    following = (state[1] if used <= limit else _when(state, used - limit + 1)) + ends
     left = limit - used - cost
-    if left >= 0 or cost == 0:
+    if left >= 0:
         if cost and newest < stamp:
             newest = stamp
-        return new(Outcome, (True, limit, left if left > 0 else 0, 0, newest + ends, following, now, "store"))
+        return new(Outcome, (True, limit, left, 0, newest + ends, state[1] + ends, now, "store"))
+    following = (state[1] if used <= limit else _when(state, used - limit + 1)) + ends
+    if cost == 0:  # the limit was lowered
+        return new(Outcome, (True, limit, 0, 0, newest + ends, following, now, "store"))
     retry = _when(state, -left) + ends if cost <= limit else NEVER
     left = limit - used if used < limit else 0
     return new(Outcome, (False, limit, left, retry, newest + ends, following, now, "store"))
@@ -106,29 +107,6 @@ def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) ->
     if state[0] > limit:
         _cut(state, limit)
     return state
-
-
-def hit(budget: Budget, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
-    """Check and charge a budget in one step, if its log goes on and the cost fits."""
-    state: State = budget.state
-    if not state or not cost:
-        return None
-    limit, window, grain = params
-    used = state[0] + cost
-    ends = window - now
-    following = state[1] + ends
-    if used > limit or following <= 0:
-        return None
-    newest = state[-2]
-    if newest < now:
-        newest = now if grain == 1 else -(-now // grain) * grain
-        state += (newest, cost)
-    elif newest < now + grain:
-        state[-1] += cost
-    else:
-        return None
-    state[0] = used
-    return new(Outcome, (True, limit, limit - used, 0, newest + ends, following, now, "store"))
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:

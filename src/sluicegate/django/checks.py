@@ -31,7 +31,7 @@ Finding = tuple[str, str, str]
 """The id of a check (an error if it has an E, else a warning), the message and the hint."""
 
 _AUTH: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
-_OTHERS: Final = {"django_ratelimit", "django_smart_ratelimit"}
+_OTHERS: Final = {"django_ratelimit", "django_smart_ratelimit"}  # they read settings that begin with RATELIMIT_
 _CACHE: Final = "django.middleware.cache.UpdateCacheMiddleware"
 
 

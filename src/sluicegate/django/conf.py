@@ -28,7 +28,7 @@ from sluicegate.stores.wrappers import PREFIX
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.settings import Settings, hide
 
-SETTING: Final = "SLUICEGATE"
+SETTING: Final = "SLUICEGATE"  # the name in the settings of the project
 UNUSABLE: Final = "sluicegate.E002"
 """The id of the system check that reports unknown routes too."""
 
@@ -121,7 +121,7 @@ def check_is_async(name: str, given: object, *, instead: str) -> None:
 
 def _make_loop(gate: AsyncGate) -> Gate:
     settings = replace(gate.settings, rules=(), default_limits=(), on_denied=None)
-    memory = getattr(gate.limiter.store, "inside", gate.limiter.store)  # of a wrapper that measures
+    memory = gate.limiter.store
     if isinstance(memory, AsyncMemoryStore):
         settings = replace(settings, store=memory.memory, clock=None, prefix=PREFIX)
     return Gate(settings, awaits_answers=True)

@@ -66,7 +66,7 @@ class RateLimitMiddleware:
                 refusal = enforce(request, state, _arrive_without_view(request, state, response.status_code))
                 response = response if refusal is None else replace_response(refusal, response)
             if state.settlement is not None:
-                response = settle_response(response, state)
+                response = settle_response(response, state)  # before the fields: they show what a refund has left
             response = add_fields(response, state)
             is_done = True
             return response

@@ -121,6 +121,7 @@ class _Headers(ResponseHeaders):
         return ResponseHeaders, ({name: value for name, value in self.items() if "ratelimit" not in name.lower()},)
 
 
+# Whether Django keeps its fields in this dictionary, so that they can be written there. Else its own method is used.
 _KEEPS_A_STORE: Final = vars(ResponseHeaders({"A": "b"})) == {"_store": {"a": ("A", "b")}}
 
 

@@ -23,7 +23,7 @@ from sluicegate.django.request import DjangoRequestState, native_request, state_
 from sluicegate.django.responses import rate_limited
 from sluicegate.errors import QuotaError, RuleError, within
 from sluicegate.identity import identity_text
-from sluicegate.plan import Check, Decision, Outcome, Plan, RateLimitExceeded
+from sluicegate.plan import Check, Checks, Decision, Outcome, RateLimitExceeded
 from sluicegate.quota import Quota
 from sluicegate.rules.key import Caller, KeySpec
 from sluicegate.rules.rule import QuotaFunction, Rule
@@ -222,6 +222,8 @@ class _ThrottleCharge(Charge):
         self._is_message, self._gives_back = False, True
         self._begin()
         self._is_refused = is_refused(state)
+        if self._is_refused:  # charge nothing more: the others only say how long the client has to wait
+            self._mode = "peek"
         self._names: list[str] = []  # of the checks in the plan, as the rules have them
         self._charged: list[tuple[str, Check, Outcome]] = []
 
@@ -233,14 +235,12 @@ class _ThrottleCharge(Charge):
         checks, outcomes = zip(*found, strict=True) if found else ((), ())
         return Decision(allowed=all([outcome.allowed for outcome in outcomes]), checks=checks, outcomes=outcomes)
 
-    def _trim(self, plan: Plan) -> Plan:
-        """Charge nothing after a throttle has refused: the others only say how long the client has to wait."""
-        trimmed = super()._trim(plan)
-        asked = trimmed if self._instead is None else self._instead
-        names = {check.budget: check.terms.name for check in plan.checks}
-        self._names = [names[check.budget] for check in asked.checks]
+    def _trim(self, given: Checks) -> Checks:
+        trimmed = super()._trim(given)
+        names = {check.budget: check.terms.name for check in given}
+        self._names = [names[check.budget] for check in trimmed]
         self._charged = [(names[check.budget], check, outcome) for check, outcome in self._known]
-        return trimmed._replace(charge=False) if self._is_refused else trimmed
+        return trimmed
 
     def _join(self, decision: Decision | None) -> tuple[Charges, Decision]:
         if decision is None:

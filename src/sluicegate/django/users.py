@@ -38,8 +38,8 @@ Expired sessions at one address stay far below it. An address that invents sessi
 
 UNKNOWN: Final = object()  # only a lookup can find the user
 
-_MEMORY: Final = "memory://?max_keys=10000"
-_AUTH: Final = "django.contrib.auth.middleware"
+_MEMORY: Final = "memory://?max_keys=10000"  # addresses whose misses are counted: bounded, as all that clients fill
+_AUTH: Final = "django.contrib.auth.middleware"  # the module of the functions that read Django's own user
 _UNREADY: Final = make_terms("user", read("1/second"), algorithm=DEFAULT)  # for a rule whose quota is a function
 
 

@@ -28,6 +28,7 @@ from sluicegate.flask.responses import (
     STATUSES,
     add_fields,
     ending,
+    late_error,
     refusal_class,
     refuse,
     replace_response,
@@ -56,12 +57,12 @@ if TYPE_CHECKING:
     from flask.typing import ResponseReturnValue
 
 
-_NAME: Final = "sluicegate"
-_PREFIX: Final = "SLUICEGATE_"
+_NAME: Final = "sluicegate"  # the key in `app.extensions`
+_PREFIX: Final = "SLUICEGATE_"  # of options in `app.config`
 _NOT_LIMITED: Final = (  # what to do then
     "call RateLimiter(app), or init_app(app); in another framework import it from there, as from sluicegate.fastapi"
 )
-_FLASK_LIMITER: Final = "RATELIMIT_"
+_FLASK_LIMITER: Final = "RATELIMIT_"  # the prefix of the options of Flask-Limiter, which limit nothing here
 _MEMBERS: Final = {  # of Flask-Limiter's class → what to use here
     "request_filter": "the setting allow, with the function",
     "enabled": "the setting enabled; in tests the fixture limits_off",
@@ -319,6 +320,7 @@ class Installation:
         if state is not None:
             state.is_answered = True
             if state.settlement is not None:
+                # Before the fields: they show what a refund has left.
                 state.answered(Answer(response.status_code, Headers(response.headers)))
         if self._is_first:
             add_fields(response, self._fields(native, response.status_code))
@@ -380,12 +382,16 @@ class Installation:
         return with_error_handlers(app, lambda: self._refuse(native, state, decision, again=ours))
 
     def enforce_mark(self, mark: Mark, label: str) -> None:
-        """Enforce the mark of a view unless it was enforced. Raises RateLimitExceeded if it refuses."""
+        """Enforce the mark of a view unless it was enforced. Raises RateLimited if it refuses."""
         native = _context().request
         state = self._state(native)
         if self.settings.enabled and mark not in state.enforced:
-            bounds = self._routes.own(mark, label=label)
-            self._run(MarkCharge(bounds, state, label=label, marks=(mark,)), native, state)
+            charge = MarkCharge(self._routes.own(mark, label=label), state, label=label, marks=(mark,))
+            try:
+                self._run(charge, native, state)
+            except RateLimitExceeded as error:
+                found, accept = state.refuse(error.decision), native.environ.get("HTTP_ACCEPT", "")
+                raise late_error(found, denial(found, self.settings.headers, accept=accept)) from None
 
     def charge(self, rule: ChargedRule) -> Charged:
         """Charge a rule of the view's own. Raises RateLimitExceeded if it refuses."""
@@ -474,7 +480,7 @@ class ViewGuard(Guard):
     """
 
     def sync(self, mark: Mark, view: Callable[..., object], args: Arguments, kwargs: Options) -> None:
-        """Enforce the mark unless it was enforced. Raises RateLimitExceeded if it refuses."""
+        """Enforce the mark unless it was enforced. Raises RateLimited if it refuses."""
         state = vars(_context().request).get(_FIRST) if has_request_context() else None
         if state is not None and mark in state.enforced:  # nearly always
             return

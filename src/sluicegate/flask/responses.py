@@ -18,7 +18,7 @@ from werkzeug.exceptions import Forbidden, HTTPException, ServiceUnavailable, To
 from werkzeug.http import HTTP_STATUS_CODES
 
 from sluicegate.errors import RuleError
-from sluicegate.plan import Decision
+from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.web.http import NAMES, Denial, Field, Fields, merge
 from sluicegate.web.problem import detail
@@ -33,8 +33,9 @@ rate_limited: Final = Namespace().signal("rate-limited")
 """A request was refused. The sender is the application; `decision` is an argument. An error of a listener is logged."""
 
 
+# Whether werkzeug keeps its fields in this list, so that they can be written there. Else its own methods are used.
 _KEEPS_A_LIST: Final = vars(Headers([("A", "b")])) == {"_list": [("A", "b")]}
-_CORS: Final = ("access-control-", "vary")
+_CORS: Final = ("access-control-", "vary")  # the beginnings of the names of fields
 
 AnyResponse = TypeVar("AnyResponse", bound=Response)
 Answered = TypeVar("Answered")
@@ -115,7 +116,8 @@ class _Refusal(HTTPException):
     def of(cls, decision: Decision, answer: Denial) -> _Refusal:
         """Return the error for a decision. `answer` is the response if no handler returns another one."""
         error = cls.__new__(cls)
-        HTTPException.__init__(error, detail(decision, answer.wait))
+        # What its constructor sets: that calls the next parent, which takes other arguments.
+        error.description, error.response = detail(decision, answer.wait), None
         error.decision, error.retry_after, error._answer = decision, answer.wait, answer
         return error
 
@@ -141,9 +143,14 @@ class Denied(_Refusal, Forbidden):
     """403: the client is on the list of denied clients."""
 
 
-_OWN_FIELDS: Final = ("Cache-Control", "Retry-After")
+_OWN_FIELDS: Final = ("Cache-Control", "Retry-After")  # of an error; the extension adds the RateLimit fields
 _ERRORS: Final[dict[int, type[_Refusal]]] = {429: RateLimited, 503: StoreUnavailable, 403: Denied}
 STATUSES: Final = frozenset(_ERRORS)
+# Raised inside a view. Handlers for HTTPException handle it, and without one the extension, as a RateLimitExceeded.
+_LATE: Final[dict[int, type[_Refusal]]] = {
+    status: type(kind.__name__, (kind, RateLimitExceeded), {}) for status, kind in _ERRORS.items()
+}
+# The methods by which Flask handles an error: an application that overrides one may handle ours.
 _STEPS: Final = ("handle_user_exception", "handle_http_exception", "trap_http_exception")
 
 
@@ -161,6 +168,11 @@ class _Complete(Response):
 
 _RELATIVE: Final = ("location", "content-location")  # Werkzeug completes these
 _STATUS_LINES: Final = {status: f"{status} {HTTP_STATUS_CODES[status].upper()}" for status in _ERRORS}
+
+
+def late_error(decision: Decision, answer: Denial) -> Exception:
+    """Return the error of a refusal inside a view: an HTTPException, which code around the view lets pass."""
+    return _LATE[answer.status].of(decision, answer)
 
 
 def refusal_class(app: Flask) -> type[Response] | None:

@@ -131,7 +131,7 @@ class AppRoutes:
         own = [mark for mark in placed if mark not in done]
         bounds = self._gate.bind_own(endpoint, own) if exempt else self._gate.bind(endpoint, done)
         if _is_static(app, rule):  # a rule applies to static files only if it names a path or a route
-            bounds = Bounds([bound for bound in bounds if bound.routes is not None or bound.path is not None])
+            bounds = tuple([bound for bound in bounds if bound.routes is not None or bound.path is not None])
         found = self._routes[key] = RouteRules(bounds, frozenset((*levels[0], *outer)))
         return found
 

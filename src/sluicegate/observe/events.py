@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from contextvars import ContextVar
-from functools import cache
 from typing import Any, Final, Literal, NoReturn, final
 
 from sluicegate.clock import MICROSECOND
@@ -19,7 +18,7 @@ from sluicegate.identity import digest
 from sluicegate.plan import BAN, Check, Decision, Handler, Handlers, Outcome, Terms
 from sluicegate.rules.rule import METHODS
 from sluicegate.runtime.awaiting import async_mismatch, check_call, close_unawaited, is_async, label_of, waits
-from sluicegate.stores.watched import LAST, StoreTime
+from sluicegate.stores.timed import LAST, StoreTime
 
 Result = Literal["allowed", "refused", "shadow", "banned"]
 """What a rule said: "shadow" if it only would have refused, "banned" if the refusal comes from a ban."""
@@ -353,12 +352,6 @@ class Delivery:
         handle.func = handler  # type: ignore[attr-defined]  # so that `label_of` returns its name
         return handle
 
-    @staticmethod
-    def take_part(limiter: Any, watched: Any) -> None:
-        """Put the methods of `watched` before those of this object, which then notes its decisions."""
-        kind: Any = type(limiter)
-        limiter.__class__ = _joined(watched, kind)
-
 
 _DELIVERING: Final[ContextVar[tuple[Delivery, ...]]] = ContextVar("sluicegate_delivering", default=())
 """Those whose handlers are running in this context, one inside the other."""
@@ -378,10 +371,3 @@ def handlers_of(given: object) -> tuple[Handler, ...]:
             raise SettingsError("on_decision", handler, problem=problem, expected=expected)
         check_call("on_decision", handler, takes=("event",), error=SettingsError)
     return handlers
-
-
-@cache
-def _joined(watched: Any, kind: Any) -> Any:
-    """Return the class of a limiter, with the methods of another class before its own."""
-    shown = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (watched, kind), shown)

@@ -25,6 +25,7 @@ from sluicegate.replay.traffic import COLUMNS, HEADER
 from sluicegate.rules.key import Caller, KeySpec, ReadyKey, identity_of
 from sluicegate.rules.response import Response
 from sluicegate.rules.rollout import EVERYBODY
+from sluicegate.runtime.awaiting import Waiting
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.web.bound import Bound
 from sluicegate.web.charges import owed
@@ -117,13 +118,10 @@ class Ready:
 
     def text_of(self, caller: Caller) -> str | None:
         """Return the identity of a request under the key that all rules have in common, or else its address."""
-        steps = identity_of(self.identity, caller, {})
-        try:
-            waiting = next(steps)
-        except StopIteration as found:
-            text: str | None = found.value
-            return text
-        raise waiting.refused()
+        text = identity_of(self.identity, caller, {})
+        if isinstance(text, Waiting):
+            raise text.refused()
+        return text
 
     def _counts_each_identity_alone(self) -> bool:
         """True if an identity is decided by its own requests only, and they can be counted before they are decided."""

@@ -135,7 +135,7 @@ def _read_by(key: KeySpec) -> Iterator[tuple[str, str, str]]:
     """Yield what a key reads that a log may lack: its text, its column, and what its rule does without."""
     for part in key if isinstance(key, tuple) else (key,):
         if part == "user":
-            yield part, "user", f"requests without a user {_BY_ADDRESS}"
+            yield "user", "user", f"requests without a user {_BY_ADDRESS}"
         elif isinstance(part, str) and part.startswith("header:"):
             yield part, f"{HEADER}{part.partition(':')[2].lower()}", f"requests without it {_BY_ADDRESS}"
         elif isinstance(part, LogKey) and part.kind == "field":

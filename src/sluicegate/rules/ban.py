@@ -18,7 +18,7 @@ from sluicegate.rules.terms import scope_text
 if TYPE_CHECKING:
     from datetime import timedelta
 
-_LONGEST_NAME: Final = 128
+_LONGEST_NAME: Final = 128  # characters, as for the name of a rule
 
 
 @shows_half_made
@@ -78,7 +78,7 @@ class Ban:
         return lasting(self.terms, _quota(self, "duration", duration).period_us)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # always the same object: `strikers` compares the terms of bans by identity
 def _terms(ban: Ban) -> Terms:
     within = _quota(ban, "within", ban.within, limit=ban.after)
     lengths = [_us(ban, "duration")]

@@ -5,7 +5,7 @@ A key is prepared once, at start-up: it becomes functions of a Caller. A Caller 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import count
 from types import MethodType
@@ -36,7 +36,7 @@ Native = Any
 KeyFunction = Callable[[Native], Hashable | Awaitable[Hashable | None] | None]
 KeySpec = str | KeyFunction | tuple[str | KeyFunction, ...]
 
-_FORWARDED: Final = ("X-Forwarded-For", "Forwarded")
+_FORWARDED: Final = ("X-Forwarded-For", "Forwarded")  # a request that has one has passed a proxy, or is forged
 _CACHED: Final = LONGEST + 1  # characters of a peer; with more than LONGEST it is no address
 _LOOKS: Final = 1000  # the first requests are all checked for a proxy's header; later one in this many
 _DEEPEST: Final = 16  # tuples inside of each other: each one costs every request a generator
@@ -168,32 +168,48 @@ def _sameness(spec: object) -> Hashable:
     return id(spec)
 
 
-def identity_of(
-    key: ReadyKey, caller: Caller, found: dict[ReadyKey, str | None], *, rule: str | None = None
-) -> Generator[Waiting, Any, str | None]:
-    """Return the text of a caller's identity under a key; None if the key does not apply. Yield each awaitable that
-    must be awaited.
+Known = dict[Hashable, Any]
+"""What the functions of users have returned for one request, so that none is called twice."""
 
-    `found` belongs to one request. It keeps the result of each key and of each part of a key, so that nothing is
-    evaluated twice. The parts of a tuple are evaluated one after the other. After a part that returns None, the
-    remaining parts are not evaluated.
+
+def identity_of(key: ReadyKey, caller: Caller, known: Known, *, rule: str | None = None) -> str | Waiting | None:
+    """Return the text of a caller's identity under a key; None if the key does not apply. Return a Waiting if a key
+    function has returned an awaitable: the caller awaits it, keeps the result in `known`, and calls again.
+
+    `known` has the result of each key and of each part of a key. The parts of a tuple are evaluated one after the
+    other. After a part that returns None, the remaining parts are not evaluated.
     """
-    if key in found:
-        return found[key]
-    text: str | None
+    if key in known:
+        return known[key]  # type: ignore[no-any-return]
+    text: Any
     if isinstance(key, tuple):
         texts: list[str] = []
         for part in key:
-            text = yield from identity_of(part, caller, found, rule=rule)
+            text = identity_of(part, caller, known, rule=rule)
             if text is None:
                 break
+            if type(text) is Waiting:
+                return text
             texts.append(text)
         text = joined(texts) if len(texts) == len(key) else None
     else:
-        answer = key(caller)
-        text = (yield Waiting(answer, rule, "key", answer.function)) if isinstance(answer, Later) else answer
-    found[key] = text
-    return text
+        text = key(caller)
+        if type(text) is Later:
+            return Waiting(text, rule, "key", text.function, key)
+    known[key] = text
+    return text  # type: ignore[no-any-return]
+
+
+def asked(
+    function: Callable[[Any], Any], caller: Caller, known: Known, *, at: Hashable, rule: str | None, option: str
+) -> Any:
+    """Return what a user's function returns for the request: a Waiting if it must be awaited first."""
+    if at not in known:
+        answer = function(caller.native)
+        if waits(answer):
+            return Waiting(answer, rule, option, function, at)
+        known[at] = answer
+    return known[at]
 
 
 def can_be(spec: object, identity: object, *, prefix: int, ipv4_prefix: int) -> bool:

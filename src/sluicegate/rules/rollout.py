@@ -17,7 +17,7 @@ from sluicegate.plan import Terms
 
 Mode = Literal["enforce", "shadow"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
-EVERYBODY: Final = 2**48
+EVERYBODY: Final = 2**48  # the number of positions: the values of _CHARACTERS of a digest
 _CHARACTERS: Final = 8  # of the digest: 48 bits
 _PLAIN: Final = str.maketrans("-_", "+/")
 
@@ -48,7 +48,7 @@ def position(identity: str) -> int:
     return int.from_bytes(a2b_base64(digest(identity)[:_CHARACTERS].translate(_PLAIN)), "big")
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # always the same objects: a Run and the deny cache know terms by identity
 def shadows(terms: tuple[Terms, ...]) -> tuple[Terms, ...]:
     """Return the same terms of one rule in shadow: one group, with a separate budget, and without a ban."""
     group = terms[0].name

@@ -52,7 +52,7 @@ _NOT_IN_A_PATH: Final = (  # (pattern of a mistake, problem, what to write inste
 )
 _NOT_AT_ONCE: Final = ("algorithm", "count_denied", "charge_when", "refund_when")
 """Options that have no meaning for a Concurrency."""
-_NOT_AT_NO_COST: Final = ("ban", "count_denied", "charge_when", "refund_when")
+_NOT_AT_NO_COST: Final = ("ban", "count_denied", "charge_when", "refund_when")  # a cost of 0 never charges or refuses
 
 
 @shows_half_made

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Hashable
 from functools import partial
 from types import FunctionType
 from typing import Final, Generic, NamedTuple, TypeGuard, TypeVar
@@ -119,12 +119,15 @@ def _signature(function: Callable[..., object]) -> inspect.Signature:
 
 
 class Waiting(NamedTuple):
-    """An awaitable that a user's function returned, with the rule and the option that the function belongs to."""
+    """An awaitable that a user's function returned, with the rule and the option that the function belongs to. Its
+    result is kept under `at` with the other results of the request.
+    """
 
     answer: Awaitable[object]
     rule: str | None
     option: str
     function: object
+    at: Hashable
 
     def refused(self) -> AsyncMismatchError:
         """Close the awaitable, and return the error for an application that cannot await it."""

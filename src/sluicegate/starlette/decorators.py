@@ -7,7 +7,7 @@ NotEnforcedError.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial, wraps
 from inspect import isfunction, ismethod
@@ -20,10 +20,12 @@ from starlette.websockets import WebSocket
 
 from sluicegate.asgi import SERVED, Scope, state_of
 from sluicegate.errors import NotEnforcedError
+from sluicegate.plan import RateLimitExceeded
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
 from sluicegate.starlette.middleware import state_at
 from sluicegate.starlette.request import StarletteCaller, is_in_a_thread
+from sluicegate.starlette.responses import late_error
 from sluicegate.starlette.routes import known_arrivals, template_of
 from sluicegate.web.charge import MarkCharge, run_async
 from sluicegate.web.endpoint import label_of
@@ -44,6 +46,7 @@ from sluicegate.web.marks import (
     takes_quota,
     takes_view,
 )
+from sluicegate.web.request_state import RequestState
 
 AnyView = Callable[..., object]
 View = TypeVar("View", bound=AnyView)
@@ -94,7 +97,7 @@ class _ExemptGuard(Guard):
 
     def sync(self, mark: Mark, view: AnyView, args: Arguments, kwargs: Options) -> None:
         """Note the marks."""
-        state = state_of(_scope_of(_connection((*args, *kwargs.values()))))
+        state = state_of(_scope_of((*args, *kwargs.values())))
         if state is not None:
             state.note_marks(marks_of(view))
 
@@ -105,18 +108,19 @@ class _Guard(Guard):
     def sync(self, mark: Mark, view: AnyView, args: Arguments, kwargs: Options) -> None:
         """Raise RateLimitExceeded if the mark refuses. Runs in a thread of anyio's."""
         given = (*args, *kwargs.values())
-        if _is_enforced(mark, view, given):
+        state = _state_of(view, given)
+        if mark in state.enforced or not state.gate.settings.enabled:
             return
         if not is_in_a_thread():
             problem, expected = "called on the event loop, where a plain function cannot wait", "make it an async def"
             raise NotEnforcedError("@limit on", label_of(view), problem=problem, expected=expected)
         anyio.from_thread.run(_enforce, mark, view, given)
 
-    async def later(self, mark: Mark, view: AnyView, args: Arguments, kwargs: Options) -> None:
+    def later(self, mark: Mark, view: AnyView, args: Arguments, kwargs: Options) -> Awaitable[None] | None:
         """Do the same as `sync`, with awaits."""
         given = (*args, *kwargs.values()) if kwargs else args
-        if not _is_enforced(mark, view, given):
-            await _enforce(mark, view, given)
+        state = _state_of(view, given)
+        return None if mark in state.enforced or not state.gate.settings.enabled else _enforce(mark, view, given)
 
 
 _GUARD: Final = _Guard()
@@ -134,40 +138,43 @@ def _guard_dispatch(cls: Any, mark: Mark) -> None:
     @wraps(dispatch)
     async def guarding(self: HTTPEndpoint | WebSocketEndpoint) -> None:
         kind = WebSocket if isinstance(self, WebSocketEndpoint) else Request
-        await _GUARD.later(mark, dispatch, args=(self, kind(self.scope, self.receive, self.send)), kwargs={})
+        given = (self, kind(self.scope, self.receive, self.send))
+        waiting = _GUARD.later(mark, dispatch, args=given, kwargs={})
+        if waiting is not None:
+            await waiting
         await dispatch(self)
 
     cls.dispatch = guarding
 
 
-def _connection(given: Arguments) -> HTTPConnection | None:
-    """Return the request or WebSocket among the arguments of a view."""
+def _scope_of(given: Arguments) -> Scope:
+    """Return the scope of the request or WebSocket among the arguments of a view. Without such an argument, return that
+    of the request that is being served.
+    """
     for each in given:
         if type(each) is Request or isinstance(each, HTTPConnection):  # the second is slow: the class is abstract
-            return each
-    return None
+            return each.scope
+    return SERVED.get() or {}
 
 
-def _scope_of(connection: HTTPConnection | None) -> Scope:
-    """Return the scope of a view's request; without an argument, that of the request that is being served."""
-    return (SERVED.get() or {}) if connection is None else connection.scope
-
-
-def _is_enforced(mark: Mark, view: AnyView, given: Arguments) -> bool:
-    """True if a mark needs no charge in this call of a view."""
-    scope = _scope_of(_connection(given))
-    state = state_of(scope) or state_at(scope, "@limit on", view)
-    return mark in state.enforced or not state.gate.settings.enabled
+def _state_of(view: AnyView, given: Arguments) -> RequestState:
+    """Return the state of a view's request. Raises NotEnforcedError if no middleware has seen it."""
+    scope = _scope_of(given)
+    return state_of(scope) or state_at(scope, "@limit on", view)
 
 
 async def _enforce(mark: Mark, view: AnyView, given: Arguments) -> None:
     """Charge the marks that are still to be enforced. Raise RateLimitExceeded if one refuses."""
-    scope = _scope_of(_connection(given))
+    scope = _scope_of(given)
     template, owner = template_of(scope), given[0] if given else None
     arrival = known_arrivals(view, template).whole
     if isinstance(owner, (HTTPEndpoint, WebSocketEndpoint)):  # a method of an endpoint
         found = known_arrivals(type(owner), template).of(scope)
         arrival = found if mark in found.marks else arrival  # if it is not, one method has called another
     charge = MarkCharge.of(state_at(scope, "@limit on", view), arrival)
-    if charge is not None:
+    if charge is None:
+        return
+    try:
         await run_async(charge, StarletteCaller(scope))
+    except RateLimitExceeded as error:  # an HTTPException, which code around the view lets pass
+        raise late_error(scope, state_at(scope, "@limit on", view).refuse(error.decision)) from None

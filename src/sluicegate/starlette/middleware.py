@@ -74,7 +74,9 @@ class RateLimitMiddleware(AsgiMiddleware):
 
     def template(self, scope: Scope, root_path: str) -> str:
         """Return the template of the route that the request has matched, or would have; "" for a 404."""
-        return self._finder.find({**scope, "root_path": root_path})[0].endpoint.route
+        given, routes = {**scope, "root_path": root_path}, self._finder.routes
+        found = self._finder.find(given)[0].endpoint.route
+        return routes.template(given) if not found and routes is not None else found
 
     def answers_preflight(self, scope: Scope) -> bool:
         """True if a CORS layer or the router responds to this CORS preflight, and no view."""

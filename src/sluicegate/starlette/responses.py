@@ -28,7 +28,8 @@ class Refused(RateLimitExceeded, HTTPException):
     The application's handler for RateLimitExceeded handles it, or for the status 429, or for HTTPException.
     """
 
-    def __init__(self, decision: Decision) -> None:
+    def __init__(self, decision: Decision, *, is_unhandled: bool = False) -> None:
+        self.is_unhandled = is_unhandled  # the application has no handler for it: the limiter answers
         answer = denial(decision, None, accept="text/plain")
         # Not super(): each parent would pass its arguments to the other.
         HTTPException.__init__(self, answer.status, answer.body.decode().strip(), dict(answer.fields))
@@ -40,6 +41,11 @@ def error_for(scope: Scope, decision: Decision) -> Exception:
     if scope["type"] == "websocket" and not can_deny(scope):
         return WebSocketException(1008, REASON)
     return Refused(decision)
+
+
+def late_error(scope: Scope, decision: Decision) -> Exception:
+    """Return the exception for a refusal by the guard of a view: code around the view lets an HTTPException pass."""
+    return Refused(decision, is_unhandled=handler_of(scope.get("app"), decision) is None)
 
 
 async def own_answer(
@@ -80,4 +86,5 @@ def handler_of(app: object, decision: Decision) -> Handler | None:
     return None
 
 
+# In the order in which Starlette looks for a handler of `Refused`: that of its parents.
 _KINDS: Final = (Refused, RateLimitExceeded, SluicegateError, HTTPException)

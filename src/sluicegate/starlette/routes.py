@@ -26,7 +26,7 @@ from sluicegate.web.marks import Mark, marks_of
 # The methods of a class-based endpoint. Other names are not looked up: a client may send any method.
 HANDLERS: Final = ("get", "head", "post", "put", "patch", "delete", "options", "query", "on_connect")
 
-_NAMED_GROUP: Final = re.compile(r"\(\?P<\w+>")
+_NAMED_GROUP: Final = re.compile(r"\(\?P<\w+>")  # one pattern cannot have the same name twice, but two routes may
 # In one pattern of many routes, a reference by number or name would be to a group of another route.
 _REFERENCE: Final = re.compile(r"\\[1-9]|\(\?P=|\(\?\(")
 
@@ -112,7 +112,7 @@ class _Table(NamedTuple):
         if first is not None:
             start = self.starts[first.lastindex]
             _, arrivals, _, plain = self.routes[start]
-            if plain is not None and scope["type"] == "http" and scope.get("method") in plain.methods:
+            if plain is not None and scope["type"] == "http" and scope.get("method") in (plain.methods or ()):
                 return arrivals.whole, scope.get("path_params") or {}
             copy = dict(scope)  # a router of FastAPI writes into the scope that it is asked about
             for route in self.routes[start:]:  # the first may decline, for its methods
@@ -148,6 +148,17 @@ class Routes:
                 yield from route.below.endpoints()
             yield from route.arrivals.endpoints()
 
+    def template(self, scope: Scope) -> str:
+        """Return the template of the first route that matches the path, whatever its methods: for a 405, and for a 404
+        below a mount. "" if none does.
+        """
+        for route in self.table().routes:
+            matched = _match(route.matches, dict(scope))
+            if matched is not None and matched[0] is not Match.NONE:
+                below = "" if route.below is None else route.below.template({**scope, **matched[1]})
+                return below or route.arrivals.whole.endpoint.route
+        return ""
+
     def table(self) -> _Table:
         """Return the routes, read again if the list has changed."""
         routes = self._owner.routes
@@ -170,7 +181,7 @@ class Routes:
         )
         matches, mount = route.matches, route
         plain = route if not arrivals.methods and _is_plain(route) else None
-        known = _KnownRoute(matches, arrivals, None, plain)
+        known = _KnownRoute(matches, arrivals, below=None, plain=plain)
         if endpoint is None and not _has_limiter(app) and _has_routes(mount):
             return known._replace(below=Routes(mount, prefix=template, name=name))
         return known

@@ -19,10 +19,9 @@ A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
   it returns `outcomes` itself: so the caller knows.
 - `forget(rule_id, identity)` drops one budget.
 - `close()` closes what the store itself opened.
-- `prepare(*terms)` is optional. It returns a function of an identity, a cost and the origin of the request, or None.
-  The function charges one check of each of these terms if all are allowed, and returns the decision, without a plan. If
-  it cannot decide, it changes nothing and returns None: then `run` decides. That of an async store may return an
-  awaitable decision.
+- `compile(terms, mode)` is optional. It returns a `Run`, which decides checks of exactly these terms in this mode as
+  `run` decides their plan. The limiter keeps it, so a store does there what depends only on the terms. That of an async
+  store may return outcomes, or an awaitable of them.
 - `accept(terms)` is optional. It raises a ConfigurationError for terms that the store cannot keep. The limiter calls it
   when rules are made, and it does no I/O.
 - `warn(strict=…)` is optional. It warns of risky properties of the store, and raises under `strict`. It is called when
@@ -53,27 +52,80 @@ import values, algorithms and the digest of `sluicegate.identity`, but not rules
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Awaitable, Callable
 from importlib import import_module
-from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
+from operator import itemgetter
+from typing import Any, Final, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 from sluicegate.clock import Clock
 from sluicegate.errors import StoreError, StoreURLError, nearest
-from sluicegate.plan import Outcome, Plan
+from sluicegate.plan import Check, Checks, Network, Outcome, Outcomes, Plan, Terms, new
 from sluicegate.runtime.hidden import hide_store, shown_url
 
-Origin = tuple[Callable[[Any], str], Any]
-"""A function that returns the network of a request, and its argument: see `Plan.network`."""
+Mode = Literal["charge", "peek", "forced"]
+"""How checks are decided: charged if all are allowed; charged never; charged always, because the units are used."""
+
+Run = Callable[[Checks, Network], Outcomes]
+"""Turns checks of the terms that it was compiled for into outcomes."""
+
+AsyncRun = Callable[[Checks, Network], "Outcomes | Awaitable[Outcomes]"]
+"""The same of an async store. A store that need not wait returns the outcomes themselves."""
 
 
-def network_of(origin: Origin | None) -> Callable[[], str] | None:
-    """Return the `network` of a plan."""
-    return None if origin is None else partial(origin[0], origin[1])
+def compiled(store: Any, terms: tuple[Terms, ...], mode: Mode) -> Any:
+    """Return the Run of a store; of an async store the AsyncRun.
+
+    A user's own store may have only `run`, and so may a subclass or an instance of one of ours that replaces `run`.
+    """
+    if "run" not in getattr(store, "__dict__", ()):
+        for kind in type(store).__mro__:
+            if "compile" in vars(kind):
+                return store.compile(terms, mode)
+            if "run" in vars(kind):  # it replaces the `run` of a class above, whose `compile` must not be used then
+                break
+
+    def run(checks: Checks, network: Network = None) -> Any:
+        return store.run(plan_of(checks, mode, network))
+
+    return run
 
 
-Hit = Callable[[str, int, Origin | None], Any]
-"""What `prepare` returns: charges an identity a cost, or returns None."""
+_TERMS: Final[Callable[[Check], Terms]] = itemgetter(0)  # a function of C: it runs for every check
+
+
+def terms_of(checks: Checks) -> tuple[Terms, ...]:
+    """Return the terms of checks: what a Run is compiled for."""
+    return tuple(map(_TERMS, checks))
+
+
+def plan_of(checks: Checks, mode: Mode, network: Network = None) -> Plan:
+    """Return the plan of checks that are decided in a mode."""
+    return new(Plan, (checks, mode != "peek", mode == "forced", network))
+
+
+def mode_of(plan: Plan) -> Mode:
+    """Return how a plan is decided."""
+    return "peek" if not plan.charge else "forced" if plan.forced else "charge"
+
+
+class RunsPlans:
+    """The `run` of a store that has a `compile`."""
+
+    compile: Callable[[tuple[Terms, ...], Mode], Run]
+
+    def run(self, plan: Plan) -> Outcomes:
+        """Decide one plan."""
+        return self.compile(terms_of(plan.checks), mode_of(plan))(plan.checks, plan.network)
+
+
+class AsyncRunsPlans:
+    """The same for asynchronous code."""
+
+    compile: Callable[[tuple[Terms, ...], Mode], AsyncRun]
+
+    async def run(self, plan: Plan) -> Outcomes:
+        found = self.compile(terms_of(plan.checks), mode_of(plan))(plan.checks, plan.network)
+        return found if type(found) is tuple else await cast("Awaitable[Outcomes]", found)
 
 
 @runtime_checkable
@@ -124,7 +176,7 @@ class _Opener(Protocol):
 
 DEADLINE: Final = 0.1  # seconds that a request waits for a silent server
 _REDIS: Final = "sluicegate.stores.redis"
-SCHEMES: Final = {
+SCHEMES: Final = {  # names, not modules: a module is imported when a URL needs it, and with it its client
     "memory": "sluicegate.stores.memory",
     "embedded": "sluicegate.stores.embedded",
     **dict.fromkeys(("redis", "rediss", "unix", "valkey", "valkeys"), _REDIS),
@@ -134,7 +186,7 @@ SCHEMES: Final = {
 }
 
 
-_PREFIX: Final = r"[!-z|~]+"  # printable ASCII without space and braces
+_PREFIX: Final = r"[!-z|~]+"  # printable ASCII without space, and without braces: a key has one hash tag, the digest
 
 
 def open_store(url: str, *, prefix: str, clock: Clock | None = None, deadline: float = DEADLINE) -> Store:

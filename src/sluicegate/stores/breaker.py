@@ -43,7 +43,7 @@ _OPENED: Final = {  # by what the breaker concerns
     "node": f"sluicegate: %s; circuit open: node unavailable, other nodes are not affected, {_PROBING}",
     "store": f"sluicegate: %s; circuit open: store unavailable, {_PROBING}",
 }
-_REPLACED: Final = "sluicegate: store %s replaced by %s: circuit closed"
+_REPLACED: Final = "sluicegate: store %s replaced by %s: circuit closed"  # the one that failed, and the present one
 
 log = logging.getLogger("sluicegate")
 
@@ -79,15 +79,16 @@ class Breaker:
         self._times = 1  # how often it has been closed
         self._opened_by: tuple[Concerns, ...] = ("node", "store")
         self._fails_peeks = False  # whether a call that charges nothing would have failed as the last one did
+        # So long one caller has the probe or the trial. After that another may get it: the first may be gone.
         self._attempt_us = round(deadline * MICROSECOND) + LONGEST_US
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._on_change = on_change
         self._jitter = jitter
         self._lock = threading.RLock()  # a refund by a finalizer may fail in a thread that holds it
-        self._half = False
-        self._backoff_us = 0
+        self._half = False  # whether the store has answered a probe, so that a trial is next
+        self._backoff_us = 0  # the last back-off; 0 if it has never opened
         self._free_at = 0  # when the next probe or trial may begin
-        self._closed_at = 0
+        self._closed_at = 0  # a failure soon after it doubles the back-off
         fork.renew(self)
 
     def after_fork(self) -> None:
@@ -154,7 +155,7 @@ class Breaker:
                 self._one_failed = error.concerns == "node"
                 self._since = epoch_seconds()
                 self._open(2 * self._backoff_us if again else FIRST_US, error, charge=charge)
-        if changed:
+        if changed:  # outside the lock: the log and the hook run code of the user
             log.warning(_OPENED[self.concerns], error, extra=_fields("circuit_opened", error.store, self.cause))
             self._call_hook(StoreChange(error.store, available=False, error=error))
 
@@ -182,6 +183,7 @@ class Breaker:
         # A cause that is text is an error reply, which may refuse only to write.
         self._fails_peeks = not charge or not isinstance(error.cause, str)
         self._backoff_us = min(backoff_us, LONGEST_US)
+        # From half of it to all of it, at random: the processes do not probe a server that comes back all at once.
         self._free_at = self._now_us() + round(self._backoff_us * (1 + self._jitter()) / 2)
 
     def _start(self, *, half: bool) -> bool:
@@ -281,6 +283,7 @@ class Breakers:
                 breaker = self._of.setdefault(error.store, breaker)
         if breaker is None or error.concerns in ("plan", "rule"):
             return None
+        # Only `asked` was read before the request was sent. Another breaker counts the failure as it is now.
         breaker.failed(error, closed=closed if breaker is asked else breaker.closed, charge=charge)
         return breaker
 

@@ -31,6 +31,7 @@ from sluicegate.errors import StoreError
 T = TypeVar("T")
 
 CLOSING: Final = 1.0  # seconds that `close` waits for work that cancelled callers have left
+# Work that need not wait then ends in the same turn of the loop.
 _EAGER: Final[dict[str, Any]] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
 
 _UNDER_WAY: Final[set[_Work[Any]]] = set()  # an event loop keeps only weak references to its tasks
@@ -82,7 +83,7 @@ async def complete(work: Coroutine[object, Never, T], undo: Callable[[T], Awaita
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        abandoned = task.left = True
+        abandoned = task.left = True  # before anything else: the work may end in the next turn, and reads it
         if undo is not None and task.done() and not task.cancelled() and task.exception() is None:
             # The reply came first, and the cancellation before the caller's turn.
             await complete(_undone(undo, task.result()))

@@ -31,7 +31,7 @@ _URL: Final = re.compile(
     r"(?i:embedded)://(?P<name>[A-Za-z0-9][\w.-]*|)(?P<path>/[^?#]+|)(?:\?(?P<query>[^#]*))?", re.A
 )
 _AMOUNT: Final = re.compile(r"[1-9][0-9]{0,4}(mb|gb)")
-_SECONDS: Final = re.compile(r"[0-9]{1,4}")
+_SECONDS: Final = re.compile(r"[0-9]{1,4}")  # the range that the error names
 _EXPECTED: Final = "use embedded://, embedded://name or embedded:///own/directory, and ?maxmemory=64mb&linger=10"
 
 

@@ -17,12 +17,11 @@ from sluicegate.algorithms import ALGORITHMS, KEPT
 from sluicegate.algorithms.ban import lasting
 from sluicegate.clock import MICROSECOND, Clock, SystemClock, reading
 from sluicegate.errors import AlgorithmError, QuotaError, StoreError
-from sluicegate.plan import BAN, Check, Checks, Outcome, Outcomes, Plan, Terms, strikers
+from sluicegate.plan import BAN, Check, Checks, Network, Outcome, Outcomes, Plan, Terms, strikers
 from sluicegate.quota import Quota
 from sluicegate.runtime import fork
 from sluicegate.stores.breaker import LONGEST_US
 from sluicegate.stores.memory import MemoryStore
-from sluicegate.stores.memory_table import Network
 
 NOTES: Final = 5_000  # this many of the newest notes are kept, at most twice as many
 
@@ -59,7 +58,7 @@ class LocalFallback:
         for terms, identity, _ in checks:
             fresh[terms[1], identity] = note  # by the id of the rule: a number costs less than a name
         if len(fresh) >= NOTES:
-            self._older, self._fresh = fresh, {}
+            self._older, self._fresh = fresh, {}  # the oldest notes go at once: no scan, and no order to keep
 
     def answer(self, plan: Plan, error: StoreError) -> tuple[Outcome, ...]:
         """Decide a plan with the policies of its rules. Raise `error` if a policy is "raise"."""
@@ -71,6 +70,7 @@ class LocalFallback:
                 policies[at] = "local" if "local" in named else "allow"
         if "raise" in policies:
             raise error
+        # A rule that refuses by its policy refuses the plan, so no other rule is charged.
         charge = plan.charge and (plan.forced or "deny" not in policies)
         counted = [check for check, policy in zip(plan.checks, policies, strict=True) if policy == "local"]
         local = iter(self._count(plan._replace(checks=tuple(counted), charge=charge)))
@@ -126,7 +126,7 @@ class LocalFallback:
             return []
         with self._lock:
             now = self._now_us()
-            for check in plan.checks:
+            for check in plan.checks:  # first: an outage must not refill a budget
                 self._recall((check.terms.rule_id, check.identity), now, plan.network)
             outcomes = self._run(self._divided_plan(plan), now)
         return [outcome._replace(source="local") for outcome in outcomes]

@@ -9,29 +9,48 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicegate.algorithms import KEPT
 from sluicegate.clock import Clock, SystemClock, read_us, reading
 from sluicegate.errors import StoreURLError, shows_half_made
 from sluicegate.identity import digest
-from sluicegate.plan import BAN, NEVER, Check, Decision, Outcome, Plan, Terms, charged, in_shadow, new, strikers
+from sluicegate.plan import (
+    BAN,
+    NEVER,
+    Check,
+    Checks,
+    Network,
+    Outcome,
+    Outcomes,
+    Plan,
+    Terms,
+    charged,
+    in_shadow,
+    strikers,
+)
 from sluicegate.runtime import fork
 from sluicegate.runtime.hidden import shown_url
-from sluicegate.stores import DEADLINE, Hit, Origin
+from sluicegate.stores import DEADLINE, Mode, Run, RunsPlans, compiled, plan_of
 from sluicegate.stores.async_adapter import AsyncAdapter
-from sluicegate.stores.memory_table import Entry, MemoryTable, Network, SharedBudget
+from sluicegate.stores.memory_table import Entry, MemoryTable, SharedBudget
 
 if TYPE_CHECKING:
     from sluicegate.observe.status import Status
 
 MAX_KEYS: Final = 100_000  # about 33 MB of one-hit keys
 _COUNT: Final = "[0-9]{1,15}"
-_DEEPEST: Final = 16  # rules of one function: it calls itself for each, and Python bounds how deep
+
+_UNKNOWN: Final[dict[str, Entry]] = {}  # the entries of a rule that has none
+_CheckOf = Callable[[Any, int, int, tuple[int, ...]], Outcome]
+_ChargeOf = Callable[[Any, int, int, tuple[int, ...]], Any]
+_Found = tuple[Check, Entry | None, _ChargeOf | None, tuple[int, ...], Outcome]
+"""A check with its entry, the function that charges that entry (None for one outside the table), and its outcome."""
 
 
 @shows_half_made
-class MemoryStore:
+class MemoryStore(RunsPlans):
     """A store in this process's memory: safe between threads and tasks, not shared with other processes.
 
     `max_keys` bounds how many identities are kept, for all rules together. `clock` is for tests.
@@ -52,6 +71,7 @@ class MemoryStore:
         self._lock: Any = threading.RLock()  # the stubs lack `_is_owned`, which threading.Condition uses too
         self._refunds: deque[tuple[Plan, tuple[Outcome, ...]]] = deque()  # refunds that could not be made at once
         self._table = MemoryTable(max_keys)
+        self._turn = 0  # how many decisions were made: the lock lets in a signal handler of the thread that holds it
         fork.renew(self)
 
     def __len__(self) -> int:
@@ -83,120 +103,58 @@ class MemoryStore:
         self._lock = threading.RLock()
         self.close()
 
-    def prepare(self, terms: Terms, *others: Terms) -> Hit | None:
-        """Return a function that decides a check of each of these terms, if all keys are known, and if the answer needs
-        no more than these keys. Otherwise the function returns None. There is none for very many terms, and none in a
-        subclass: its `run` may do more.
+    def compile(self, terms: tuple[Terms, ...], mode: Mode) -> Run:
+        """Return what decides checks of these terms: one lock, one reading of the clock, a loop that checks all, and
+        then a loop that charges all.
         """
-        if len(others) >= _DEEPEST or type(self) is not MemoryStore:
-            return None
-        hit = self._prepare_one(terms)
-        for each in others:
-            hit = self._prepare_more(each, inner=hit)
-        return hit
+        table, rules, refunds, (read, unit) = self._table, self._table.by_rule, self._refunds, reading(self.clock)
+        parts: list[tuple[str, _CheckOf, _ChargeOf | None, tuple[int, ...], bool]] = [
+            (each.rule_id, KEPT[each.algorithm].check, KEPT[each.algorithm].charge, each.params, each.shadow)
+            for each in terms
+        ]
+        usual, conclude = mode == "charge", self._uncharged
 
-    def _prepare_one(self, terms: Terms) -> Hit:
-        """Return the function for one check."""
-        rule_id, params, shadow = terms.rule_id, terms.params, terms.shadow
-        charge, check = KEPT[terms.algorithm].hit, KEPT[terms.algorithm].check
-        refuses = not (shadow or terms.count_denied)
-        rules, refunds, (read, unit) = self._table.by_rule, self._refunds, reading(self.clock)
-        known = rules.get(rule_id, {})
-
-        def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision | None:
-            nonlocal known
+        def run(checks: Checks, network: Network = None) -> Outcomes:
+            taking, shadow_refuses, found = usual, False, list[_Found]()
             with self._lock:
-                entry = known.get(identity)
-                if entry is None or refunds:
-                    if not known:  # the table drops one that is empty, and makes another for the next identity
-                        known = rules.get(rule_id, known)
-                        entry = known.get(identity)
-                    if entry is None or refunds:
-                        return None
-                entry.expires = 0  # first: a signal handler that decides during the charge must not find it expired
-                now = read() // unit
-                outcome = charge(entry, now, cost, params) if entry.refused_until <= now else None
-                if outcome is None:
-                    refusal = check(entry.state, now, cost, params)
-                    if not refusal.allowed:
-                        if not refuses:
-                            return None
-                        if refusal.retry_after is not None:
-                            entry.refused_until = now + refusal.retry_after
-                        return new(Decision, (False, (new(Check, (terms, identity, cost)),), (refusal,)))
-                    outcome = charge(entry, now, cost, params)  # again: the check has dropped what has expired
-                    if outcome is None:
-                        return None
-                left = entry.remaining = outcome[2]
-                if not (left or shadow):  # the same as entry.mark, except that the expiry is not computed
-                    entry.refused_until = now + outcome.next_after
-                return new(Decision, (True, (new(Check, (terms, identity, cost)),), (outcome,)))
-
-        return hit
-
-    def _prepare_more(self, terms: Terms, *, inner: Hit) -> Hit:
-        """Return the function for one check more than the `inner` one has: it checks this one, lets the inner one
-        decide, and charges this one if that has charged its own.
-        """
-        find, (read, unit) = self._table.get, reading(self.clock)
-        rule_id, params, counted = terms.rule_id, terms.params, terms.count_denied
-        charge, check = KEPT[terms.algorithm].charge, KEPT[terms.algorithm].check
-
-        def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision | None:
-            with self._lock:
-                entry, now = find(rule_id, identity), read() // unit
-                if entry is None or entry.refused_until > now:
-                    return None
-                outcome = check(entry.state, now, cost, params)
-                decision = inner(identity, cost, None) if outcome.allowed else None
-                if decision is None:
-                    return None
-                allowed, checks, outcomes = decision
-                if allowed:
-                    entry.expires = 0
+                turn = self._turn
+                now = read() // unit  # inside the lock: of two charges the later one has no earlier time
+                if refunds:  # made before this plan was decided, so it finds their units free
+                    self._give_back_due(now)
+                # `strict` would take as long as all the rest of the line.
+                for check, (rule_id, check_of, charge_of, params, shadow) in zip(checks, parts):  # noqa: B905
+                    charge = charge_of
+                    entry = rules.get(rule_id, _UNKNOWN).get(check[1])
+                    if entry is None:
+                        # None: `_charge` charges it, because a new identity needs an entry or uses a shared budget.
+                        entry, charge = table.find(check, now, network), None
+                    outcome = check_of(None if entry is None else entry.state, now, check[2], params)
+                    found.append((check, entry, charge, params, outcome))
+                    if not outcome[0]:
+                        if shadow:
+                            shadow_refuses = True
+                        else:
+                            taking = False
+                if self._turn != turn:  # a signal handler or a finalizer has decided meanwhile, in this thread
+                    return self.run(plan_of(checks, mode, network))  # not this function: it must not refer to itself
+                self._turn = turn + 1
+                if shadow_refuses or not taking:
+                    return conclude(found, mode, now, taking=taking, network=network)
+                outcomes: Outcomes = ()
+                for check, entry, charge, params, outcome in found:
+                    outcomes += (outcome,)
+                    terms, _, cost = check
+                    if not cost:
+                        continue
+                    if charge is None or entry is None or entry.expires < 0:  # evicted for another check of the plan
+                        self._charge(check, entry, now, network=network).mark(terms, outcome, now)
+                        continue
+                    entry.expires = 0  # first: a signal handler must not find it expired during the charge
                     entry.state = charge(entry.state, now, cost, params)
                     entry.mark(terms, outcome, now)
-                elif counted:
-                    return None
-                else:
-                    outcome = check(entry.state, now, 0, params)
-                checks += (new(Check, (terms, identity, cost)),)
-                outcomes += (outcome,)
-                return new(Decision, (allowed, checks, outcomes))
+                return outcomes
 
-        return hit
-
-    def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Decide a plan: charge all its enforced checks or none, and what `count_denied`, `forced` and shadow groups
-        add.
-        """
-        checks, charging, forced, network = plan
-        taking = charging and not forced
-        with self._lock:
-            now = self._now_us()
-            if self._refunds:
-                self._give_back_due(now)
-            found = []
-            refused = set()  # the shadow rules that would refuse
-            for check in checks:
-                entry = self._table.find(check, now, network)
-                outcome = _check(check, check.cost, entry, now)
-                found.append((check, entry, outcome))
-                if not outcome.allowed and check.terms.shadow:
-                    refused.add(check.group)
-                elif not outcome.allowed:
-                    taking = False
-            outcomes = []
-            for check, entry, outcome in found:
-                if not taking or (refused and check.group in refused):
-                    outcomes.append(self._uncharged(check, entry, outcome, plan=plan, now=now))
-                    continue
-                if check.cost:
-                    self._charge(check, entry, now, network=network).mark(check.terms, outcome, now)
-                outcomes.append(outcome)
-            if charging and not taking and checks and checks[-1].terms.algorithm == BAN:
-                return self._strike(checks, outcomes, now)
-            return tuple(outcomes)
+        return run
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Give back what the plan was charged, unless the windows of the charges have passed."""
@@ -257,7 +215,7 @@ class MemoryStore:
                 if entry is not None:
                     entry.mark(check.terms, _give_back(check, entry, outcome, now=now), now)
 
-    def _strike(self, checks: tuple[Check, ...], found: list[Outcome], now: int) -> tuple[Outcome, ...]:
+    def _strike(self, checks: Checks, found: Sequence[Outcome], now: int) -> Outcomes:
         """Count the refusals of a plan towards the bans that its rules name. Returns the outcomes after that."""
         outcomes = list(found)
         for at, ban in enumerate(checks):
@@ -266,6 +224,7 @@ class MemoryStore:
                 pairs = zip(found, strikers(checks, ban), strict=True)
                 waits = [outcome.retry_after or 0 for outcome, strikes in pairs if strikes and not outcome.allowed]
             entry = self._table.get(ban.terms.rule_id, ban.identity)
+            # Without room it gets no strike: on a shared budget one client would ban all the others.
             if waits and (entry is not None or self._table.has_room(now)):
                 entry = self._charge(ban._replace(cost=1), entry, now)
                 outcomes[at] = _check(ban, 0, entry, now)
@@ -280,16 +239,33 @@ class MemoryStore:
         terms, _, cost = check
         if isinstance(entry, SharedBudget):
             self._table.add_user(check, entry, now)
-        entry.expires = 0  # as in a prepared hit; `mark` notes it again
+        entry.expires = 0  # first: a signal handler must not find it expired during the charge; `mark` notes it again
         entry.state = KEPT[terms.algorithm].charge(entry.state, now, cost, terms.params)
         return entry
 
-    def _uncharged(self, check: Check, entry: Entry | None, outcome: Outcome, *, plan: Plan, now: int) -> Outcome:
-        """Return the outcome of a check whose plan was not charged, after charging `count_denied` and forced checks."""
+    def _uncharged(self, found: list[_Found], mode: Mode, now: int, *, taking: bool, network: Network) -> Outcomes:
+        """Return the outcomes of checks that are not all charged: `taking`, those of each shadow rule that passes."""
+        refused = {check.group for check, _, _, _, outcome in found if check.terms.shadow and not outcome.allowed}
+        outcomes = []
+        for check, entry, _, _, outcome in found:
+            if taking and check.group not in refused:
+                if check.cost:
+                    self._charge(check, entry, now, network=network).mark(check.terms, outcome, now)
+                outcomes.append(outcome)
+            else:
+                counts = mode == "forced" or (mode == "charge" and check.terms.count_denied)
+                outcomes.append(self._refused(check, entry, outcome, now=now, counts=counts, network=network))
+        if mode == "peek" or taking or not found or found[-1][0].terms.algorithm != BAN:
+            return tuple(outcomes)
+        return self._strike(tuple([each[0] for each in found]), outcomes, now)
+
+    def _refused(
+        self, check: Check, entry: Entry | None, outcome: Outcome, *, now: int, counts: bool, network: Network
+    ) -> Outcome:
+        """Return the outcome of a check whose plan was not charged, after charging it if it `counts` all the same."""
         allowed, terms = outcome.allowed, check.terms
-        counts = plan.charge and (terms.count_denied or plan.forced)
         if counts and check.cost and outcome.retry_after is not NEVER:
-            entry = self._charge(check, entry, now, network=plan.network)
+            entry = self._charge(check, entry, now, network=network)
             outcome = _check(check, check.cost, entry, now)
             entry.mark(check.terms, outcome, now)
         elif entry is not None and not (allowed or terms.shadow) and outcome.retry_after is not None:
@@ -322,9 +298,12 @@ class AsyncMemoryStore(AsyncAdapter):
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
         self.memory = store
-        if type(self) is AsyncMemoryStore:  # the `run` of a subclass may do more
-            self.prepare = store.prepare
         self.warn = store.warn
+
+    def compile(self, terms: tuple[Terms, ...], mode: Mode) -> Run:
+        """Return what decides checks of these terms at once: its outcomes need no await."""
+        run: Run = compiled(self.memory, terms, mode)
+        return run
 
     def separate(self, name: str, *, clock: Clock | None = None) -> AsyncMemoryStore:
         return AsyncMemoryStore(self.memory.separate(name, clock=clock))

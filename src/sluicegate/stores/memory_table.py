@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 from sluicegate.algorithms import KEPT
 from sluicegate.identity import Seal
-from sluicegate.plan import BAN, Check, Outcome, Terms
+from sluicegate.plan import BAN, Check, Network, Outcome, Terms
 
 BUCKETS: Final = 1_024  # shared budgets for new identities under one kind of rule, when the table is full
 SHARED: Final = 4_096  # shared budgets in all; when they are in use, each further kind has one for all new identities
@@ -31,10 +31,9 @@ SHARING: Final = 20_000  # identities that all shared budgets remember
 _LOOKS: Final = 8  # keys that are inspected, at most, to evict one
 _CHOICES: Final = 4  # candidates, of which one is evicted
 _SWEEP: Final = 2  # keys inspected for a new one while the table has room: expired keys leave faster than new ones come
-_EVICTED: Final = -1  # the expiry of an evicted entry
+_EVICTED: Final = -1  # the expiry of an evicted entry: below any time, and not 0, which means that it is not known
 
 Key = tuple[str, str]  # the rule's id, and the identity
-Network = Callable[[], str] | None  # returns the network that a request came from
 _Kind = tuple[str, tuple[int, ...], bool, bool]  # rules of one kind have shared budgets in common
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -47,7 +46,7 @@ class Entry:
 
     def __init__(self, terms: Terms, identity: str = "", state: Any = None) -> None:
         self.terms, self.identity, self.state = terms, identity, state
-        self.expires = 0  # not known: computed by `mark`, or when it is needed, because a prepared hit does not
+        self.expires = 0  # not known while a charge is made: `mark` notes it
         self.refused_until = self.remaining = 0
 
     @property
@@ -160,7 +159,7 @@ class MemoryTable:
         """Drop all entries and shared budgets."""
         self._queue.clear()
         for known in list(self.by_rule.values()):
-            known.clear()  # a prepared hit may still have it
+            known.clear()
         self.by_rule.clear()
         self._shared.clear()
         self._common.clear()

@@ -43,9 +43,9 @@ except ImportError as error:
     problem, expected = "this system has no locks on directories", "use redis:// here"
     raise StoreURLError("store", "embedded://", problem=problem, expected=expected) from error
 
-SOCKET: Final = "sluicegate.sock"
-USERS: Final = "sluicegate.users"
-LOG: Final = "sluicegate.log"
+SOCKET: Final = "sluicegate.sock"  # the server listens on it
+USERS: Final = "sluicegate.users"  # the named pipe
+LOG: Final = "sluicegate.log"  # of the server and its shells
 _LONGEST: Final = 103  # bytes of a socket's path on macOS; Linux would take 107
 _STEP: Final = 0.002  # seconds between two checks of a server that is starting
 _SOL_LOCAL: Final = 0  # the level of LOCAL_PEERCRED, and the bytes of its answer

@@ -1,8 +1,4 @@
-"""The wrappers of a store, made from the store options of an application.
-
-From the outside in: the deny cache repeats refusals, and the fallback decides while the store is unavailable, with its
-circuit breaker. A memory store needs no wrapper and is returned as it is.
-"""
+"""The options of a store, and the guard that is made from them. A memory store needs none and is returned as it is."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from math import isfinite
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from sluicegate.clock import Clock
 from sluicegate.errors import AsyncMismatchError, ConfigurationError, SettingsError, StoreURLError, warn
@@ -18,25 +14,19 @@ from sluicegate.plan import FAILURE_POLICIES, FailurePolicy
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 
-if TYPE_CHECKING:  # a memory store needs neither these modules nor asyncio, which they import
-    from collections import deque
-
-    from sluicegate.stores.breaker import Breakers
-    from sluicegate.stores.local_fallback import LocalFallback
-
 LimiterFailurePolicy = FailurePolicy | Literal["raise"]
 """The policies of a limiter. An adapter has no one to raise to."""
 
-PREFIX: Final = "sg"
+PREFIX: Final = "sg"  # short, because every key in a server begins with it
 _URL: Final = "give a URL such as memory://, as text"
-_LONG, _LONGEST = 5, 60  # seconds of a deadline: with a warning, and at most
+_LONG, _LONGEST = 5, 60  # seconds of a deadline: with a warning, and at most: more may be milliseconds
 STALENESS: Final = 1.0  # seconds for which a refusal may be remembered
 
 
 class StoreOptions:
     """The store options: settings and limiters have the same names. Raises SettingsError for a wrong value."""
 
-    watched: deque[float] | None = None  # with it, a wrapper measures the calls of the store, and adds the seconds
+    measured = False  # whether the calls of the store are measured
 
     def __init__(
         self,
@@ -101,31 +91,24 @@ class StoreOptions:
         return cast("AsyncStore", self._wrapped(store, owned=owned, asynchronous=True))
 
     def _wrapped(self, store: Any, *, owned: bool, asynchronous: bool) -> object:
-        in_memory, clock = isinstance(store, (MemoryStore, AsyncMemoryStore)), self._clock_of(store)
-        if self.watched is not None:
-            from sluicegate.stores.watched import AsyncWatched, Watched
-
-            store = (AsyncWatched if asynchronous else Watched)(store, self.watched, owned=owned or not in_memory)
-        if in_memory:
+        if isinstance(store, (MemoryStore, AsyncMemoryStore)):
             return store
-        from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
-        from sluicegate.stores.fallback import AsyncFallback, Fallback
-
-        kind: Any = partial(AsyncFallback, deadline=self.deadline) if asynchronous else Fallback
-        breakers, local_fallback = self._failure_parts(store, clock)
-        fallback = kind(store, breakers=breakers, local_fallback=local_fallback, owned=owned)
-        if not self.deny_cache:
-            return fallback
-        refusals = Refusals(staleness=self.deny_cache, clock=clock)
-        return (AsyncDenyCache if asynchronous else DenyCache)(fallback, refusals)
-
-    def _failure_parts(self, store: object, clock: Clock | None) -> tuple[Breakers, LocalFallback]:
         from sluicegate.stores.breaker import Breaker, Breakers
+        from sluicegate.stores.deny_cache import Refusals
+        from sluicegate.stores.guard import AsyncGuardedStore, GuardedStore
         from sluicegate.stores.local_fallback import LocalFallback
 
+        clock = self._clock_of(store)
         make = partial(Breaker, deadline=self.deadline, clock=clock, on_change=self.on_store_change)
-        breakers = Breakers(make, parts=getattr(store, "parts", None), serving=getattr(store, "serving", None))
-        return breakers, LocalFallback(policy=self.on_store_failure, replicas=self.replicas, clock=clock)
+        kind: Any = partial(AsyncGuardedStore, deadline=self.deadline) if asynchronous else GuardedStore
+        return kind(
+            store,
+            refusals=Refusals(staleness=self.deny_cache, clock=clock),
+            breakers=Breakers(make, parts=getattr(store, "parts", None), serving=getattr(store, "serving", None)),
+            local_fallback=LocalFallback(policy=self.on_store_failure, replicas=self.replicas, clock=clock),
+            owned=owned,
+            measured=self.measured,
+        )
 
     def _clock_of(self, store: object) -> Clock | None:
         """Return the clock of the wrappers: the one given here or to the store, because all of them must agree."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sluicegate.clock import MICROSECOND, Clock, ManualClock
-from sluicegate.plan import Outcome, Plan, Terms
+from sluicegate.plan import Outcome, Plan
 from sluicegate.rules.response import Response
 from sluicegate.rules.rule import Rule
-from sluicegate.stores import Hit
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from sluicegate.testing.client import AdapterLaws
 
@@ -113,10 +112,6 @@ class Watched(MemoryStore):
     def for_mode(self, *, is_async: bool) -> Watched | AsyncMemoryStore:
         """Return this store, or an async store over it."""
         return _AsyncWatched(self) if is_async else self
-
-    def prepare(self, terms: Terms, *others: Terms) -> Hit:
-        """Return a function that decides nothing at once: every charge is a `run`."""
-        return lambda _identity, _cost, _origin: None
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         self.log.append(("run", len(self.calls)))

@@ -6,23 +6,20 @@ An entry is a network, an identity that the application's key returns, or a func
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
 from sluicegate.address import MEANT, Network, Trust, exact_address, is_in, network_of
 from sluicegate.errors import SettingsError, within
 from sluicegate.identity import identity_text
-from sluicegate.plan import FORBIDDEN, Decision, Plan
-from sluicegate.rules.key import Caller, KeySpec, ReadyKey, as_keys_give, can_be, identity_of
-from sluicegate.runtime.awaiting import Waiting, check_call, waits
+from sluicegate.plan import FORBIDDEN, Checks, Decision
+from sluicegate.rules.key import Caller, KeySpec, Known, ReadyKey, as_keys_give, asked, can_be, identity_of
+from sluicegate.runtime.awaiting import Waiting, check_call
 
 Function = Callable[..., object]
 
 _EXPECTED: Final = 'give networks like "10.0.0.0/8", identities like ["user", "42"], or functions of the request'
-
-PASSES: Final = Plan(())  # the plan of a client on `allow`
-DENIED: Final = Plan((), charge=False)  # the plan of a client on `deny`
 
 
 class AccessList(NamedTuple):
@@ -62,20 +59,22 @@ class AccessList(NamedTuple):
                     raise SettingsError(option, entry, problem=problem, expected=expected)
         return cls(option, networks=tuple(networks), identities=frozenset(identities), functions=tuple(functions))
 
-    def has(
-        self, caller: Caller, trust: Trust, *, key: ReadyKey, found: dict[ReadyKey, str | None]
-    ) -> Generator[Waiting, object, bool]:
-        """Return whether an entry names the caller. Yield each awaitable that must be awaited."""
+    def has(self, caller: Caller, trust: Trust, *, key: ReadyKey, known: Known) -> bool | Waiting:
+        """Return whether an entry names the caller. Return a Waiting if a function must be awaited first."""
         if self.networks:
             address = exact_address(caller.peer, caller.header(trust.header), trust)
             if address is not None and is_in(address, self.networks):
                 return True
-        if self.identities and (yield from identity_of(key, caller, found)) in self.identities:
-            return True
+        if self.identities:
+            text = identity_of(key, caller, known)
+            if type(text) is Waiting:
+                return text
+            if text in self.identities:
+                return True
         for function in self.functions:
-            answer: object = function(caller.native)
-            if waits(answer):
-                answer = yield Waiting(answer, None, self.option, function)
+            answer = asked(function, caller, known, at=("list", id(function)), rule=None, option=self.option)
+            if type(answer) is Waiting:
+                return answer
             if answer:
                 return True
         return False
@@ -118,17 +117,19 @@ class AccessLists:
         """True if an entry is an identity: then the key must be evaluated."""
         return any(each.identities for each in self._lists)
 
-    def plan(
-        self, caller: Caller, key: ReadyKey, found: dict[ReadyKey, str | None]
-    ) -> Generator[Waiting | Plan, object, None]:
-        """Yield each awaitable that must be awaited, then the plan if the caller is on a list, else no plan.
+    def resolve(self, caller: Caller, key: ReadyKey, known: Known) -> Checks | Decision | Waiting | None:
+        """Return FORBIDDEN for a caller on `deny`, no checks for a caller on `allow`, and None for a caller on neither.
+        Return a Waiting if a function must be awaited first.
 
-        `key` is the application's key. `found` has the keys that the request has evaluated; `identity_of` explains it.
+        `key` is the application's key. `identity_of` explains `known`.
         """
         for each in self._lists:
-            if (yield from each.has(caller, self._trust, key=key, found=found)):
-                yield DENIED if each.option == "deny" else PASSES
-                return
+            found = each.has(caller, self._trust, key=key, known=known)
+            if type(found) is Waiting:
+                return found
+            if found:
+                return FORBIDDEN if each.option == "deny" else ()
+        return None
 
 
 def _is_padded_address(entry: object) -> bool:
@@ -149,11 +150,6 @@ def _shape(part: object) -> str:
     if not isinstance(part, str):
         return '"…"'
     return f'["{part.lower() if part.startswith("header:") else part}", "…"]'
-
-
-def unasked(plan: Plan) -> Decision | None:
-    """Return the decision of a plan without checks."""
-    return FORBIDDEN if plan is DENIED else None
 
 
 def listed(option: str, given: object) -> tuple[object, ...]:

@@ -13,7 +13,8 @@ from sluicegate.web.http import LESS, NAMES, Fields, encoded, fields_for, item_t
 
 Message = MutableMapping[str, Any]
 
-HTTP: Final = ("http.response.start", "http.response.body")
+HTTP: Final = ("http.response.start", "http.response.body")  # the types of the two messages of a response
+# The same for the response to a handshake, if the server has the denial extension.
 WEBSOCKET: Final = ("websocket.http.response.start", "websocket.http.response.body")
 STARTS: Final = (HTTP[0], WEBSOCKET[0])
 ACCEPT: Final = "websocket.accept"
@@ -70,7 +71,8 @@ def with_fields(message: Message, decision: Decision, dialect: str | None) -> Me
     if allowed and dialect == "draft-11" and status // 100 == 2:
         policies: list[bytes] = []
         items: list[bytes] = []
-        for (terms, _, _), (_, _, left, _, _, ahead, _, source) in zip(checks, outcomes, strict=True):
+        # Not `strict`, which takes as long as a rule: both have one for each rule.
+        for (terms, _, _), (_, _, left, _, _, ahead, _, source) in zip(checks, outcomes):  # noqa: B905
             text = _item_text(terms)
             if text is not None and ahead and source != "policy":  # without a time, or a count, it has another form
                 policies.append(text[0])

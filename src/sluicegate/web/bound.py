@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
-from sluicegate.errors import warn
+from sluicegate.errors import shows_half_made, warn
 from sluicegate.plan import Terms
 from sluicegate.rules.key import Caller, ReadyKey
 from sluicegate.rules.rule import METHODS, Rule
 from sluicegate.web.endpoint import Endpoint
 
-Begin = Callable[[Caller], Any]
-"""Returns the decision about a request, if the store makes it without a plan, or else the plan; of an async store
-perhaps an awaitable decision. Returns None if the rules are not plain. Most requests are under plain rules.
-"""
 
-BeginOf = Callable[[tuple[Terms, ...]], Begin]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@shows_half_made
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # compared by identity, which is faster
 class Bound:
     """A rule made ready for one application."""
 
@@ -35,7 +28,6 @@ class Bound:
     terms: tuple[Terms, ...] | None  # None: the quota is a function of the request
     narrow: bool  # the rule has methods or a path
     share: int  # enforced for this share of identities, in parts of EVERYBODY; in shadow for the rest
-    begin_of: BeginOf | None  # of a plain rule: only the key depends on the request, and the key is never awaited
 
     def holds(self, caller: Caller) -> bool:
         """True if the rule applies to the request's method and path."""
@@ -44,34 +36,10 @@ class Bound:
         return self.path is None or self.path.fullmatch(_as_routed(caller.path)) is not None
 
 
-class Bounds(tuple[Bound, ...]):  # noqa: SLOT001  # a tuple's class cannot have slots
-    """The rules that hold together for a request. `begin` is for all of them, if each is plain and all have one
-    identity; it returns None for all others.
-    """
+Bounds = tuple[Bound, ...]
+"""The rules that hold together for a request."""
 
-    begin: Begin
-
-    def __new__(cls, bounds: Iterable[Bound] = ()) -> Self:
-        self = super().__new__(cls, bounds)
-        self.begin = _joined(self)
-        return self
-
-
-def _joined(bounds: tuple[Bound, ...]) -> Begin:
-    terms = tuple([each for bound in bounds for each in bound.terms or ()])
-    ways = {(id(bound.key), bound.rule.cost) for bound in bounds if bound.begin_of is not None}
-    alike = len(ways) == 1 and all([bound.begin_of is not None for bound in bounds])
-    # Of two rules with one budget only the stricter is charged: the gate's `plan` finds it.
-    different = len({each.rule_id for each in terms}) == len(terms)
-    begin_of = bounds[0].begin_of if alike and different else None
-    return _begin_nothing if begin_of is None else begin_of(terms)
-
-
-def _begin_nothing(caller: Caller) -> None:
-    """Return None: a plan has to be made."""
-
-
-NO_BOUNDS: Final = Bounds()
+NO_BOUNDS: Final[Bounds] = ()
 
 
 class EndpointRules(NamedTuple):
@@ -94,7 +62,7 @@ def of_method(terms: tuple[Terms, ...], method: str) -> tuple[Terms, ...]:
     return _of_method(terms, "GET" if method == "HEAD" else method if method in METHODS else "other")
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # always the same objects: a Run and the deny cache know terms by identity
 def _of_method(terms: tuple[Terms, ...], method: str) -> tuple[Terms, ...]:
     return tuple([each._replace(rule_id=f"{each.rule_id}:{method}") for each in terms])
 
@@ -116,7 +84,7 @@ def unique(bounds: list[Bound]) -> Bounds:
             other, number = _renamed(bound, f"{bound.rule.name}-{number}"), number + 1
         taken |= names_of(other)
         apart.append(other)
-    return Bounds(apart)
+    return tuple(apart)
 
 
 def names_of(bound: Bound) -> set[str]:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, Unpack
 
 from sluicegate.errors import AsyncMismatchError, NotEnforcedError, RuleError, check_flag
 from sluicegate.identity import digest
-from sluicegate.plan import BAN, Check, Decision, Outcome, Plan, RateLimitExceeded, uncharged
+from sluicegate.plan import BAN, Check, Checks, Decision, Outcome, Plan, RateLimitExceeded, uncharged
 from sluicegate.rules.key import Caller
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
 from sluicegate.rules.tiers import Tiers
 from sluicegate.runtime.awaiting import label_of
+from sluicegate.stores import Mode
 from sluicegate.web.bound import Bound, Bounds
 from sluicegate.web.charges import Charges, held, kept, log, made, owed
 from sluicegate.web.endpoint import Arrival, Endpoint, scope_of, short_name
@@ -278,21 +279,25 @@ class Charge:
         self._begin()
 
     def _begin(self) -> None:
+        self._mode: Mode = "charge"
         self._known: Charges = []  # what the request was charged already, under this rule
         self._looser: Charges = []  # what it was charged in the same budgets under a higher limit: that is given back
-        self._instead: Plan | None = None  # the plan that runs after that
 
     def run(self, caller: Caller) -> Charged:
         """Charge the rule. Raises RateLimitExceeded if it refuses."""
         gate, settlement = cast("Gate", self._state.gate), cast("Callable[[], Settlement]", self._settlement)
+
+        def before(given: Checks) -> Checks:
+            checks = self._trim(given)
+            if self._looser:
+                self._state.regain(self._looser)  # first: after a cancellation nothing is given back twice
+                settlement().refund(self._looser)
+            return checks
+
         try:
-            decision = gate.finish(None, caller, self.bounds, trim=self._trim)
+            decision = gate.decide(caller, self.bounds, before, mode=self._mode)
         except Undecided as error:
             decision = error.decision
-        if self._instead is not None and decision is None:
-            self._state.regain(self._looser)
-            settlement().refund(self._looser)
-            decision = gate.run(self._instead, caller)
         back, shown = self._join(decision)
         if back:
             settlement().give_back(back)
@@ -303,14 +308,18 @@ class Charge:
     async def run_async(self, caller: Caller) -> Charged:
         """Do the same as `run`, with awaits. Once begun, giving back completes even if the task is cancelled."""
         gate, settlement = cast("AsyncGate", self._state.gate), cast("Callable[[], AsyncSettlement]", self._settlement)
+
+        async def before(given: Checks) -> Checks:
+            checks = self._trim(given)
+            if self._looser:
+                self._state.regain(self._looser)  # first: after a cancellation nothing is given back twice
+                await settlement().refund(self._looser)
+            return checks
+
         try:
-            decision = await gate.finish(None, caller, self.bounds, trim=self._trim)
+            decision = await gate.decide(caller, self.bounds, before, mode=self._mode)
         except Undecided as error:
             decision = error.decision
-        if self._instead is not None and decision is None:
-            self._state.regain(self._looser)
-            await settlement().refund(self._looser)
-            decision = await gate.run(self._instead, caller)
         back, shown = self._join(decision)
         if back:
             await settlement().give_back(back)
@@ -318,18 +327,16 @@ class Charge:
             self._state.note(await gate.limiter.run(self._again()))
         return self._conclude(shown)
 
-    def _trim(self, plan: Plan) -> Plan:
-        """Return the plan without the budgets that this request was charged for already, with the names that the header
-        fields will have.
-
-        If a budget was charged under a higher limit, nothing runs yet: that charge is given back first.
+    def _trim(self, given: Checks) -> Checks:
+        """Return the checks without the budgets that this request was charged for already, with the names that the
+        header fields will have. What is charged again under a lower limit is in `_looser`: it is given back first.
         """
-        if any([check.terms.held for check in plan.checks]):
+        if any([check.terms.held for check in given]):
             self._check_held()
         charges = self._earlier()
         earlier, taken = {check.budget: (check, outcome) for check, outcome in charges}, made(charges)
         checks: list[Check] = []
-        for check in plan.checks:
+        for check in given:
             pair = earlier.get(check.budget)
             if pair is not None and check.terms.limit >= pair[0].terms.limit:
                 self._known.append(pair)
@@ -337,15 +344,9 @@ class Charge:
             if pair in taken and not check.terms.held:
                 self._looser.append(pair)
             checks.append(check)
-        named = tuple(checks) if self._is_message else self._state.named(checks)
-        if named == plan.checks and not self._looser:
-            return plan
-        bans_only = all([check.terms.algorithm == BAN for check in checks])
-        trimmed = plan._replace(checks=() if bans_only else named)
-        if not self._looser:
-            return trimmed
-        self._instead = trimmed
-        return plan._replace(checks=())
+        if all([check.terms.algorithm == BAN for check in checks]):
+            return ()
+        return tuple(checks) if self._is_message else self._state.named(checks)
 
     def _join(self, decision: Decision | None) -> tuple[Charges, Decision]:
         """Add the decision to the state of the request. Return the charges to give back, and the decision.

@@ -12,8 +12,8 @@ from sluicegate.identity import digest
 from sluicegate.runtime.awaiting import label_of as label_of  # noqa: PLC0414  # the adapters import it from here
 from sluicegate.web.marks import Mark
 
-_UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")
-LONGEST_NAME: Final = 128
+_UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")  # what a Structured Field String cannot carry (RFC 9651 §3.3.3)
+LONGEST_NAME: Final = 128  # as for the names that users give: see `check_name`
 
 
 def printable(name: str) -> str:

@@ -7,38 +7,42 @@ caller. A Gate is for synchronous adapters, an AsyncGate for asynchronous adapte
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
 from dataclasses import replace
 from fnmatch import translate
 from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from sluicegate.clock import SystemClock, stopwatch
+from sluicegate.clock import SystemClock
 from sluicegate.errors import RuleError, nearest
 from sluicegate.identity import Seal
-from sluicegate.limiter import OPTIONS, AsyncLimit, AsyncLimiter, Limit, Limiter
-from sluicegate.plan import Check, Decision, Plan, Terms, new
+from sluicegate.limiter import OPTIONS, AsyncLimiter, Limiter
+from sluicegate.plan import Check, Checks, Decision, Terms, new
 from sluicegate.rules.ban import Ban, agree, with_bans
-from sluicegate.rules.key import Caller, Keys, KeySpec, ReadyKey, as_keys_give, identity_of, network_key, reads_user
+from sluicegate.rules.key import (
+    Caller,
+    Keys,
+    KeySpec,
+    Known,
+    as_keys_give,
+    asked,
+    identity_of,
+    network_key,
+    reads_user,
+)
 from sluicegate.rules.rollout import EVERYBODY, picked, share
-from sluicegate.rules.rule import Rule
+from sluicegate.rules.rule import QuotaFunction, Rule
 from sluicegate.rules.terms import whole_cost
 from sluicegate.rules.tiers import Tiers
 from sluicegate.runtime import fork
-from sluicegate.runtime.awaiting import Later, Waiting, async_mismatch, is_async, waits
-from sluicegate.stores.completion import complete
-from sluicegate.web.access import unasked
-from sluicegate.web.bound import NO_BOUNDS, Begin, Bound, Bounds, names_of, of_method, unique, warn_of_names
+from sluicegate.runtime.awaiting import Waiting, async_mismatch, is_async
+from sluicegate.stores import Mode, terms_of
+from sluicegate.web.bound import NO_BOUNDS, Bound, Bounds, names_of, of_method, unique, warn_of_names
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name
 from sluicegate.web.marks import EXEMPT, Mark
 from sluicegate.web.settings import Settings
 from sluicegate.web.settlement import AsyncSettlement, Settlement
-
-if TYPE_CHECKING:
-    from sluicegate.observe.events import Delivery
-
-PlanSteps = Generator[Waiting | Plan, Any, None]
 
 
 class Undecided(Exception):  # users never see it
@@ -54,16 +58,10 @@ class _Rules:
 
     _sync: bool
     _awaits_answers = True  # whether an `on_denied` may be async
-    _limit: Any  # Limit or AsyncLimit
-    watched: type[Any]
-    events: Delivery  # only with `on_decision`
     limiter: Limiter | AsyncLimiter
 
     def __init__(self, settings: Settings, *, accept: Callable[[Terms], object]) -> None:
         self.settings = settings
-        if self.limiter.events is not None:  # first: the rules that are made ready below belong to the watched gate
-            self.events = self.limiter.events
-            self.events.take_part(self, self.watched)
         self._seal = None if settings.secret is None else Seal(settings.secret).text
         self._network = network_key(settings.trust, prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
         self._accept = accept
@@ -113,7 +111,7 @@ class _Rules:
 
     def bind_rule(self, rule: Rule) -> Bounds:
         """Return a rule that no view declares, ready for use. The caller caches it."""
-        return Bounds((self._ready(rule),))
+        return (self._ready(rule),)
 
     def check_routes(self, names: Collection[str]) -> None:
         """Raise RuleError for a rule whose `route` is not among these names: such a rule would never apply."""
@@ -174,11 +172,7 @@ class _Rules:
         self.may_owe = self.may_owe or not rule.known
         narrow, shared = rule.methods is not None or rule.path is not None, share(rule.mode, rule.enforce_percent)
         terms = None if callable(rule.quota) else rule.terms(self.settings.algorithm)
-        constant = rule.when is None and not rule.per_method and terms is not None and isinstance(rule.cost, int)
-        named = type(key) is str and (self._sync or key != "user")  # Django's user may be a coroutine
-        alone = self._lists is None and rule.ban is None and not narrow and shared == EVERYBODY
         ready = self._key if rule.key is None else self._keys.ready(key)
-        plain = named and constant and alone
         return Bound(
             rule=rule,
             key=ready,
@@ -188,15 +182,7 @@ class _Rules:
             terms=terms,
             narrow=narrow,
             share=shared,
-            begin_of=self._begin_of(ready, rule.cost) if plain else None,
         )
-
-    def _begin_of(self, key: ReadyKey, cost: Any) -> partial[Begin]:
-        """Return the function that makes the `begin` of plain rules with this key and cost. It refers to the limiter
-        and not to this gate, which has the rules.
-        """
-        limit = partial(self._limit, self.limiter)
-        return partial(_begin_plain, limit=limit, key=key, cost=cost, seal=self._seal, network=self._network)
 
     def _counted(self, identity: object) -> object:
         """Return an identity that a person wrote, as this application's keys give it."""
@@ -211,47 +197,49 @@ class _Rules:
         if not self._awaits_answers:
             self._check_sync(what, function)
 
-    def plan(self, caller: Caller, bounds: Iterable[Bound]) -> PlanSteps:
-        """Yield each awaitable that a user's function returns, and at the end the plan of the request."""
-        found: dict[ReadyKey, str | None] = {}  # what each key returned: a key is evaluated once
-        if self._lists is not None:
-            yield from self._lists.plan(caller, self._key, found)
+    def resolve(self, caller: Caller, bounds: Iterable[Bound], known: Known) -> Checks | Decision | Waiting:
+        """Return the checks of a request; FORBIDDEN for a caller on the `deny` list.
+
+        Return a Waiting if a user's function has returned an awaitable. The caller awaits it, keeps the result in
+        `known`, and calls again: no function runs twice, because `known` has what each one has returned.
+        """
+        if self._lists is not None:  # first: for a listed client no rule and no store is consulted
+            listed = self._lists.resolve(caller, self._key, known)
+            if listed is not None:
+                return listed
         checks: list[Check] = []
-        seal = self._seal
         for bound in bounds:
-            if bound.narrow and not bound.holds(caller):
+            if bound.narrow and not bound.holds(caller):  # first: a user's function gets only requests of its rule
                 continue
-            rule, terms = bound.rule, bound.terms
+            rule, terms, cost = bound.rule, bound.terms, bound.rule.cost
             if rule.when is not None:
-                wanted: Any = rule.when(caller.native)
-                if not ((yield Waiting(wanted, rule.name, "when", rule.when)) if waits(wanted) else wanted):
+                wanted = asked(rule.when, caller, known, at=(bound, "when"), rule=rule.name, option="when")
+                if type(wanted) is Waiting:
+                    return wanted
+                if not wanted:
                     continue
-            key = bound.key
-            if key in found:
-                text = found[key]
-            elif isinstance(key, tuple):
-                text = yield from identity_of(key, caller, found, rule=rule.name)
-            else:  # the same as in `identity_of`, without the cost of a generator
-                text = key(caller)
-                if type(text) is Later:
-                    text = yield Waiting(text, rule.name, "key", text.function)
-                found[key] = text
+            text = identity_of(bound.key, caller, known, rule=rule.name)
             if text is None:
                 continue
-            text = text if seal is None else seal(text)
+            if not isinstance(text, str):
+                return text
+            text = text if self._seal is None else self._seal(text)
             if terms is None:
-                quota: Any = rule.quota(caller.native)  # type: ignore[operator]
-                quota = (yield Waiting(quota, rule.name, *_quota_of(rule))) if waits(quota) else quota
+                given, (option, named) = cast("QuotaFunction", rule.quota), _quota_of(rule)
+                quota = asked(given, caller, known, at=(bound, "quota"), rule=rule.name, option=option)
+                if type(quota) is Waiting:
+                    return quota._replace(function=named)
                 if quota is None:
                     continue
                 terms = rule.terms(self.settings.algorithm, quota)
-            terms = terms if bound.share == EVERYBODY else picked(terms, text, bound.share)
+            if bound.share != EVERYBODY:
+                terms = picked(terms, text, bound.share)
             if rule.per_method:
                 terms = of_method(terms, caller.method)
-            cost: Any = rule.cost
             if not isinstance(cost, int):
-                cost = cost(caller.native)
-                cost = (yield Waiting(cost, rule.name, "cost", rule.cost)) if waits(cost) else cost
+                cost = asked(cost, caller, known, at=(bound, "cost"), rule=rule.name, option="cost")
+                if type(cost) is Waiting:
+                    return cost
                 cost = whole_cost(f"rule {rule.name!r}: cost", cost)
             for each in terms:
                 check = new(Check, (each, text, cost))
@@ -259,14 +247,19 @@ class _Rules:
                     _add(checks, check)
                 else:
                     checks.append(check)
-        charged = with_bans(checks) if self._bans else tuple(checks)
-        yield new(Plan, (charged, True, False, partial(self._network, caller)))
+        # Bans last: a store counts the refusals of the checks before them.
+        return with_bans(checks) if self._bans else tuple(checks)
+
+    def _noted(self, decision: Decision, caller: Caller) -> Decision:
+        """Deliver a decision that needed no store. Return it."""
+        events = self.limiter.events
+        return decision if events is None else events.note(decision, None, caller)
 
 
 class Gate(_Rules):
     """The gate of a synchronous application. Flask and Django under ASGI await an `on_denied` all the same."""
 
-    _sync, _limit = True, Limit
+    _sync = True
     limiter: Limiter
 
     def __init__(self, settings: Settings, *, awaits_answers: bool = False) -> None:
@@ -275,29 +268,35 @@ class Gate(_Rules):
             self.limiter = Limiter(settings.store, **_options(settings))  # type: ignore[arg-type]
             super().__init__(settings, accept=self.limiter.accept)
 
-    def decide(self, caller: Caller, bounds: Bounds) -> Decision | None:
-        """Charge all rules that apply, or none of them, and return the decision. Return None if no rule applies."""
-        begin = bounds.begin  # CPython 3.11 does not specialise the call of an attribute
-        begun = begin(caller)
-        if type(begun) is Decision:
-            return begun
-        return self.finish(begun, caller, bounds) if bounds or self.denies else None
-
-    def finish(
-        self, plan: Any, caller: Caller, bounds: Sequence[Bound], trim: Callable[[Plan], Plan] | None = None
+    def decide(
+        self,
+        caller: Caller,
+        bounds: Bounds,
+        before: Callable[[Checks], Checks] | None = None,
+        *,
+        mode: Mode = "charge",
     ) -> Decision | None:
-        """Do the rest of `decide` with what the rules' `begin` returned. `trim` returns the part of a plan to run."""
-        if plan is None:
-            plan = next(self.plan(caller, bounds))
-            if type(plan) is not Plan:
-                raise plan.refused()
-        if trim is not None:
-            plan = trim(plan)
-        return self.limiter.run(plan) if plan.checks else unasked(plan)
+        """Charge all rules that apply, or none of them, and return the decision. Return None if no rule applies.
 
-    def run(self, plan: Plan, caller: Caller) -> Decision:
-        """Decide a plan that `finish` has left for later."""
-        return self.limiter.run(plan)
+        `before` gets the checks and returns those to decide. A peek has no event. Raises Undecided.
+        """
+        if not (bounds or self.denies):
+            return None
+        try:
+            found = self.resolve(caller, bounds, {})
+            if isinstance(found, Waiting):
+                raise found.refused()
+        except Undecided as error:
+            self._noted(error.decision, caller)
+            raise
+        if isinstance(found, Decision):
+            return self._noted(found, caller)
+        checks = found if before is None else before(found)
+        if not checks:
+            return None
+        limiter, network = self.limiter, partial(self._network, caller)
+        run = limiter.runs[mode][terms_of(checks)]
+        return limiter.decide(run, checks, network, caller=caller, noted=mode != "peek")
 
     def settlement(self) -> Settlement:
         """Return an object that refunds and releases the charges of one request that this gate has allowed."""
@@ -315,7 +314,7 @@ class Gate(_Rules):
 class AsyncGate(_Rules):
     """The gate of an asynchronous application."""
 
-    _sync, _limit = False, AsyncLimit
+    _sync = False
     limiter: AsyncLimiter
 
     def __init__(self, settings: Settings) -> None:
@@ -323,31 +322,34 @@ class AsyncGate(_Rules):
             self.limiter = AsyncLimiter(settings.store, **_options(settings))  # type: ignore[arg-type]
             super().__init__(settings, accept=self.limiter.accept)
 
-    async def decide(self, caller: Caller, bounds: Bounds) -> Decision | None:
-        begun = bounds.begin(caller)
-        return begun if type(begun) is Decision else await self.finish(begun, caller, bounds)
-
-    async def finish(
-        self, plan: Any, caller: Caller, bounds: Sequence[Bound], trim: Callable[[Plan], Plan] | None = None
+    async def decide(
+        self,
+        caller: Caller,
+        bounds: Bounds,
+        before: Callable[[Checks], Awaitable[Checks]] | None = None,
+        *,
+        mode: Mode = "charge",
     ) -> Decision | None:
-        """Do the rest of `decide` with what the rules' `begin` returned. `trim` returns the part of a plan to run."""
-        if plan is not None and type(plan) is not Plan:
-            return await plan  # type: ignore[no-any-return]
-        if plan is None:
-            steps = self.plan(caller, bounds)
-            plan = next(steps)
-            while type(plan) is not Plan:
-                plan = steps.send(await plan.answer)
-            if trim is not None:
-                plan = trim(plan)
-            if not plan.checks:
-                return unasked(plan)
-        if self.may_owe and any([check.terms.held for check in plan.checks]):
-            return await complete(self.limiter.run(plan), self.settlement().release_late)
-        return await self.limiter.run(plan)
-
-    async def run(self, plan: Plan, caller: Caller) -> Decision:
-        return await self.limiter.run(plan)
+        if not (bounds or self.denies):
+            return None
+        known: Known = {}
+        try:
+            while isinstance(found := self.resolve(caller, bounds, known), Waiting):
+                known[found.at] = await found.answer
+        except Undecided as error:
+            self._noted(error.decision, caller)
+            raise
+        if isinstance(found, Decision):
+            return self._noted(found, caller)
+        checks = found if before is None else await before(found)
+        if not checks:
+            return None
+        limiter, network = self.limiter, partial(self._network, caller)
+        run = limiter.runs[mode][terms_of(checks)]
+        holds = self.may_owe and any([check.terms.held for check in checks])
+        undo = self.settlement().release_late if holds else None
+        made = limiter.decide(run, checks, network, caller=caller, noted=mode != "peek", undo=undo)
+        return made if type(made) is Decision else await made
 
     def settlement(self) -> AsyncSettlement:
         return AsyncSettlement(self.limiter.store, self._now_us)
@@ -357,110 +359,6 @@ class AsyncGate(_Rules):
 
     async def close(self) -> None:
         await self.limiter.close()
-
-
-class _WatchedRules(_Rules):
-    """The common part of both gates of applications with `on_decision`: each decision becomes one event."""
-
-    def _begin_of(self, key: ReadyKey, cost: Any) -> partial[Begin]:
-        return partial(_begin_watched, events=self.events, **super()._begin_of(key, cost).keywords)
-
-    def _note(
-        self, decision: Decision | None, seconds: float | None, caller: Caller, *, peeking: _Peeking | None = None
-    ) -> Decision | None:
-        """Note a decision, unless no rule applied or the plan has charged nothing."""
-        if decision is None or (peeking is not None and not peeking.charges):
-            return decision
-        return self.events.note(decision, seconds, caller)
-
-
-class _Peeking:
-    """The `trim` of a charge, which notes whether its plan charges: a plan that does not is no decision."""
-
-    __slots__ = ("_trim", "charges")
-
-    def __init__(self, trim: Callable[[Plan], Plan]) -> None:
-        self._trim = trim
-        self.charges = True
-
-    def __call__(self, plan: Plan) -> Plan:
-        plan = self._trim(plan)
-        self.charges = plan.charge or not plan.checks
-        return plan
-
-
-class _WatchedGate(_WatchedRules, Gate):
-    """A Gate with `on_decision`."""
-
-    def finish(
-        self, plan: Any, caller: Caller, bounds: Sequence[Bound], trim: Callable[[Plan], Plan] | None = None
-    ) -> Decision | None:
-        time, peeking = self.events.measure(), None if trim is None else _Peeking(trim)
-        try:
-            decision = super().finish(plan, caller, bounds, trim=peeking)
-        except Undecided as error:
-            self.events.note(error.decision, time.stop(), caller)
-            raise
-        return self._note(decision, time.stop(), caller, peeking=peeking)
-
-    def run(self, plan: Plan, caller: Caller) -> Decision:
-        time = self.events.measure()
-        return self.events.note(super().run(plan, caller), time.stop(), caller)
-
-
-class _WatchedAsyncGate(_WatchedRules, AsyncGate):
-    """An AsyncGate with `on_decision`."""
-
-    async def finish(
-        self, plan: Any, caller: Caller, bounds: Sequence[Bound], trim: Callable[[Plan], Plan] | None = None
-    ) -> Decision | None:
-        if plan is not None and type(plan) is not Plan:  # a charge that leaves at the end of this turn of the loop
-            began = stopwatch()
-            decision: Any = await plan  # a Decision
-            return self.events.note(decision, stopwatch() - began, caller)
-        time, peeking = self.events.measure(), None if trim is None else _Peeking(trim)
-        try:
-            decision = await super().finish(plan, caller, bounds, trim=peeking)
-        except Undecided as error:
-            self.events.note(error.decision, time.stop(), caller)
-            raise
-        return self._note(decision, time.stop(), caller, peeking=peeking)
-
-    async def run(self, plan: Plan, caller: Caller) -> Decision:
-        time = self.events.measure()
-        return self.events.note(await super().run(plan, caller), time.stop(), caller)
-
-
-Gate.watched, AsyncGate.watched = _WatchedGate, _WatchedAsyncGate
-
-
-def _begin_plain(terms: Any, *, limit: Any, key: Any, cost: int, seal: Any, network: Any) -> Begin:
-    """Return the `begin` of plain rules with these terms."""
-    hit = limit(terms).begin
-
-    def begin(caller: Caller) -> Any:
-        text = key(caller)
-        return hit(text if seal is None else seal(text), cost, (network, caller))
-
-    return begin
-
-
-def _begin_watched(terms: Any, *, limit: Any, key: Any, cost: int, seal: Any, network: Any, events: Delivery) -> Begin:
-    """Return the `begin` of plain rules in an application with `on_decision`. It measures the store and not the key,
-    which may ask a database for the user.
-    """
-    hit = limit(terms).begin
-
-    def begin(caller: Caller) -> Any:
-        text = key(caller)
-        text = text if seal is None else seal(text)
-        began = stopwatch()
-        decision = hit(text, cost, (network, caller))
-        if type(decision) is Decision:
-            events.note(decision, stopwatch() - began, caller)
-        return decision
-
-    return begin
 
 
 def _options(settings: Settings) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from sluicegate.errors import SettingsError
 from sluicegate.observe.status import Status
 
 OK: Final = 200
+# A cache would show an old status.
 FIELDS: Final = (("content-type", "application/json"), ("cache-control", "no-store"))
 
 

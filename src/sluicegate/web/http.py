@@ -38,10 +38,10 @@ NAMES: Final = frozenset(
 )
 """The names in lower case of all fields that a decision may add. Other fields of a response cannot collide."""
 
-_PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
+_PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")  # what a Structured Field String can carry (RFC 9651 §3.3.3)
 # With the sign before a parameter's. Or unterminated: otherwise the search restarts at each quote.
 _STRING: Final = re.compile(r'(=?)"((?:[^"\\]|\\.)*+)"?')
-_LISTS: Final = ("ratelimit", "ratelimit-policy")
+_LISTS: Final = ("ratelimit", "ratelimit-policy")  # fields of draft 11 with one item for each rule, so they can grow
 _SINGLE: Final = re.compile("limit=([0-9]{1,15}), remaining=([0-9]{1,15})")  # draft 7
 _DELAY: Final = re.compile("[0-9]{1,15}")
 _DATE: Final = re.compile(  # the three date forms of RFC 9110 §5.6.7; the last two forms are obsolete

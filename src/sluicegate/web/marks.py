@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import isbuiltin, iscoroutinefunction
@@ -43,7 +43,7 @@ Function = Callable[..., object]
 Arguments = tuple[object, ...]
 Options = Mapping[str, object]
 
-_ATTRIBUTE: Final = "__sluicegate__"
+_ATTRIBUTE: Final = "__sluicegate__"  # of a view: its marks. `functools.wraps` copies it to the functions around it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +63,7 @@ class Mark:
         return replace(rule, name=rule.name if self.named else name, scope=scope if rule.scope is None else rule.scope)
 
 
+# A Mark has a rule. This one is never charged.
 _FREE: Final = Rule(name="exempt", scope="exempt", quota="1/second", cost=0)
 EXEMPT: Final = Mark(_FREE, named=True, frees=True)
 """The mark of a view to which no rule applies."""
@@ -298,9 +299,10 @@ class Guard:
     def sync(self, mark: Mark, view: Function, args: Arguments, kwargs: Options) -> None:
         """Do it for a plain function."""
 
-    async def later(self, mark: Mark, view: Function, args: Arguments, kwargs: Options) -> None:
-        """Do the same for an async function."""
+    def later(self, mark: Mark, view: Function, args: Arguments, kwargs: Options) -> Awaitable[None] | None:
+        """Do the same for an async function. It returns an awaitable if there is something to wait for."""
         self.sync(mark, view, args=args, kwargs=kwargs)
+        return None
 
 
 def guarded(view: Callable[P, R], mark: Mark, guard: Guard) -> Callable[P, R]:
@@ -308,7 +310,9 @@ def guarded(view: Callable[P, R], mark: Mark, guard: Guard) -> Callable[P, R]:
 
     @functools.wraps(view)
     async def later(*args: P.args, **kwargs: P.kwargs) -> Any:
-        await guard.later(mark, view, args=args, kwargs=kwargs)
+        waiting = guard.later(mark, view, args=args, kwargs=kwargs)
+        if waiting is not None:
+            await waiting
         answer: Any = view(*args, **kwargs)
         return await answer
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-_REQUIRED: Final = ("origin", "access-control-request-method")
-_FORBIDDEN: Final = ("transfer-encoding", "authorization", "cookie")
+_REQUIRED: Final = ("origin", "access-control-request-method")  # a browser always sends both
+_FORBIDDEN: Final = ("transfer-encoding", "authorization", "cookie")  # the signs of a body or of credentials
 
 
 def is_preflight(method: str, lines: Callable[[str], Sequence[str]]) -> bool:

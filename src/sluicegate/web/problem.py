@@ -11,6 +11,8 @@ from sluicegate.plan import BAN, DENIED, LIMITED, UNAVAILABLE, Decision
 
 TYPES: Final = "https://iana.org/assignments/http-problem-types#"  # requested by draft 11, not yet registered
 PROBLEM: Final = "application/problem+json"
+# By status. With _BANNED these are the problem types of draft 11; for 403 the phrase of the status, because its type is
+# about:blank (RFC 9457 §4.2.1).
 _TITLES: Final = {LIMITED: "Quota Exceeded", UNAVAILABLE: "Temporary Reduced Capacity", DENIED: "Forbidden"}
 FORBIDDEN: Final = "This client is not allowed here."
 _BANNED: Final = "Abnormal Usage Detected"

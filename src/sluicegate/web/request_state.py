@@ -87,7 +87,7 @@ class RequestState:
         """Add charges that the response may refund, or that are released when it has ended: at once, if it has."""
         if self.settlement is None:
             settlement = self.gate.settlement()
-            settlement.is_over = not self.can_hold
+            settlement.is_over = not self.can_hold  # before `self.settlement`, which `can_hold` reads
             self.settlement = settlement
         self.settlement.add(charges)
 

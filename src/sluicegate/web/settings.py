@@ -46,6 +46,7 @@ from sluicegate.stores.wrappers import PREFIX, STALENESS, StoreOptions
 from sluicegate.web.access import AccessList, AccessLists, listed
 from sluicegate.web.http import DialectName, check_dialect
 
+# What a mapping of a file may have for a rule and for a ban: their own fields, so no name is written twice.
 _RULE_OPTIONS: Final = tuple(option.name for option in fields(Rule))
 _BAN_OPTIONS: Final = tuple(option.name for option in fields(Ban))
 # Options that may also be dotted names.
@@ -568,6 +569,7 @@ def _number(kind: type[int] | type[float]) -> Callable[[str], object]:
     return read
 
 
+# Options that are no text: environment variables have only text.
 _READERS: Final[dict[str, Callable[[str], object]]] = {
     "enabled": _flag,
     "strict": _flag,

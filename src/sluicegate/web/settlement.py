@@ -55,7 +55,7 @@ class _Settlement:
         self._waiting: list[Charges] = []  # one list per decision: two decisions may charge one budget
         self._held: list[HeldCharges] = []
         self._renew_at = 0
-        self._third_us = 0  # of the shortest lease
+        self._third_us = 0  # of the shortest lease: if one renewal fails, the next one still comes in time
 
     @property
     def holds(self) -> bool:
@@ -124,7 +124,7 @@ class _Settlement:
         taken: list[Due] = []
         for each in [*released]:
             with suppress(ValueError):  # another thread of the request was quicker
-                self._held.remove(each)
+                self._held.remove(each)  # before the refund: a slot is released once, by whoever removes it
                 IN_FLIGHT.remove(each)
                 taken.append((each.plan, each.outcomes))
         return taken
@@ -163,7 +163,7 @@ class Settlement(_Settlement):
 
     def ended(self) -> None:
         """Release the held charges."""
-        self.is_over = True
+        self.is_over = True  # first: a charge that comes from now on is released at once
         self.release(self._held)
 
     def release(self, released: Sequence[HeldCharges]) -> None:

@@ -10,7 +10,6 @@ A key is `prefix:{digest}:rule_id`. The digest of the identity is the hash tag. 
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,9 +19,9 @@ from typing import Any, Final, Self
 from sluicegate.clock import Clock
 from sluicegate.errors import SluicegateWarning, StoreError, StrictError, needs, shows_half_made
 from sluicegate.observe.status import Status, TopologyName, percentiles
-from sluicegate.plan import Outcome, Plan, Terms
+from sluicegate.plan import Checks, Network, Outcome, Outcomes, Plan, Terms
 from sluicegate.runtime.hidden import hide_store, shown_url
-from sluicegate.stores import DEADLINE
+from sluicegate.stores import DEADLINE, AsyncRun, AsyncRunsPlans, Mode, Run, RunsPlans, plan_of
 
 with needs("redis"):
     import redis
@@ -32,12 +31,12 @@ with needs("redis"):
         raise ImportError(f"its version is {redis.__version__}, sluicegate needs 5.0.1 or later", name="redis")
 
     from sluicegate.stores.redis.async_connections import AsyncConnections
-    from sluicegate.stores.redis.connections import NOT_SENT, Connections
-    from sluicegate.stores.redis.encoding import Encoder, packed_digest, passed
+    from sluicegate.stores.redis.connections import Connections
+    from sluicegate.stores.redis.encoding import Encoder, decoder
     from sluicegate.stores.redis.operations import Operations
     from sluicegate.stores.redis.scan import KeyPage, Position, send_to
     from sluicegate.stores.redis.server_info import warn_of_eviction
-    from sluicegate.stores.redis.steps import Address, Send
+    from sluicegate.stores.redis.steps import MALFORMED, Address
     from sluicegate.stores.redis.topology import Cluster, Sentinel, Topology, topology
     from sluicegate.stores.redis.url import Host, servers
     from sluicegate.stores.redis.user_clients import (
@@ -49,9 +48,6 @@ with needs("redis"):
         decodes,
         warn_about,
     )
-
-Sent = tuple[Any, Any]
-"""A prepared charge that was sent: its reply, and the pool or the connection."""
 
 _ROUND_TRIPS: Final = 100  # the last ones, for the status
 
@@ -68,7 +64,6 @@ class _RedisStore:
     topology: TopologyName | None = None  # None: that of the URL
     _strict = False
     _memory_unknown = False  # whether the next request reads the eviction policy of the server
-    passed = staticmethod(passed)
 
     @classmethod
     def from_url(
@@ -111,7 +106,8 @@ class _RedisStore:
 
     def _keep_under(self, prefix: str, clock: Clock | None) -> None:
         decoded = isinstance(self._connections, (UserClient, AsyncUserClient)) and decodes(self._connections.client)
-        self._encoder = Encoder(prefix=prefix, clock=clock, split=self._where.split, decoded=decoded)
+        batches = isinstance(self._connections, AsyncConnections)
+        self._encoder = Encoder(prefix=prefix, clock=clock, split=self._where.split, decoded=decoded, batches=batches)
         self._operations = Operations(self._where, self._encoder)
         self._prefix, self.clock = prefix, clock
 
@@ -137,10 +133,6 @@ class _RedisStore:
         self._version, seconds = found
         self._round_trips.append(seconds)
 
-    def _step(self, plan: Plan, address: Address) -> Send:
-        """Return the step that runs a plan on this server."""
-        return Send(address, self._encoder.run(plan))
-
     def _check_eviction(self, reply: Any) -> None:
         """Warn of a server that evicts: once, or at every request if the warning is an error."""
         try:
@@ -150,7 +142,7 @@ class _RedisStore:
             raise
 
 
-class RedisStore(_RedisStore):
+class RedisStore(_RedisStore, RunsPlans):
     """A store over a `redis.Redis` or `redis.RedisCluster` client that you made. Give a URL to Limiter instead.
 
     The client is used as it is and never closed. Give it timeouts and `Retry(NoBackoff(), 0)`: a client that
@@ -169,42 +161,29 @@ class RedisStore(_RedisStore):
         shown = str(address_of(client))
         self._set_up(UserClient(client), UserTopology(client), prefix=prefix, clock=clock, shown=shown)
 
-    def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Charge every check of the plan, or none. Raises StoreError if a server does not reply in time."""
-        connections, quick = self._connections, self._operations.quick(plan)
-        reply = None if quick is None else connections.send(quick, connections.patience.looks)
-        if quick is not None and not isinstance(reply, Exception):
-            result = self._operations.decode(plan, reply)
-        else:
-            result = connections.drive(self._operations.run(plan, quick, reply))
-        if self._memory_unknown:
-            self._read_memory()
-        return result
-
-    def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[str, int], Sent | None] | None:
-        """Return a function that charges these terms to an identity over an idle connection, or returns None if nothing
-        was sent. `passed` or `resume` makes the outcomes of the reply.
+    def compile(self, terms: tuple[Terms, ...], mode: Mode) -> Run:
+        """Return what decides checks of these terms: one command and its reply. What is left is for the operations: an
+        error reply, no reply, a server that is not known, or checks on several servers.
         """
-        connections, where, pack = self._connections, self._where, self._encoder.prepare(terms, batches=False)
-        if pack is None or not isinstance(connections, Connections):
-            return None
-        looks, unknown = connections.patience.looks, self._operations.unknown
+        connections, operations = self._connections, self._operations
+        first, make, looks = operations.first_step(terms, mode), decoder(terms, mode), connections.patience.looks
+        send = connections.send
 
-        def send(identity: str, cost: int) -> Sent | None:
-            if self._memory_unknown or unknown:
-                return None
-            try:
-                pool = connections.pools[where.address]
-            except KeyError:  # no connection is open
-                return None
-            reply = pool.ask(pack(identity, cost), looks)
-            return None if reply is NOT_SENT else (reply, pool)
+        def run(checks: Checks, network: Network = None) -> Outcomes:
+            step = first(checks)
+            reply = None if step is None else send(step, looks)
+            if step is None or isinstance(reply, Exception):
+                outcomes = connections.drive(operations.run(plan_of(checks, mode), step, reply))
+            else:
+                try:
+                    outcomes = make(checks, reply)
+                except MALFORMED as error:
+                    raise operations.malformed(checks) from error
+            if self._memory_unknown:
+                self._read_memory()
+            return outcomes
 
-        return send
-
-    def resume(self, plan: Plan, sent: Sent, reply: Any) -> tuple[Outcome, ...]:
-        """Do the rest of `run`, after the first step was sent."""
-        return self._connections.drive(self._operations.run(plan, self._step(plan, sent[1].address), reply))
+        return run
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Refund each charge to its window."""
@@ -248,12 +227,12 @@ class RedisStore(_RedisStore):
 
     def _read_memory(self) -> None:
         """Read the eviction policy of the server."""
-        self._memory_unknown = False
+        self._memory_unknown = False  # first: one request reads it, the others go on
         with suppress(StoreError):  # the server may not allow it
             self._check_eviction(self._connections.drive(self._operations.memory()))
 
 
-class AsyncRedisStore(_RedisStore):
+class AsyncRedisStore(_RedisStore, AsyncRunsPlans):
     """A store over a `redis.asyncio.Redis` or `RedisCluster` client that you made. Give a URL to AsyncLimiter instead.
 
     The same as RedisStore, for asynchronous code. Your client belongs to one event loop, as all asyncio clients do. A
@@ -278,44 +257,28 @@ class AsyncRedisStore(_RedisStore):
         connections, shown = AsyncUserClient(client, deadline=deadline), str(address_of(client))
         self._set_up(connections, UserTopology(client), prefix=prefix, clock=clock, shown=shown)
 
-    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        connections, quick = self._connections, self._operations.quick(plan)
-        reply = None if quick is None else await connections.send(quick, connections.patience.looks)
-        if quick is not None and not isinstance(reply, Exception):
-            result = self._operations.decode(plan, reply)
-        else:
-            result = await connections.drive(self._operations.run(plan, quick, reply))
-        if self._memory_unknown:
-            await self._read_memory()
-        return result
+    def compile(self, terms: tuple[Terms, ...], mode: Mode) -> AsyncRun:
+        connections, operations = self._connections, self._operations
+        first, make, looks = operations.first_step(terms, mode), decoder(terms, mode), connections.patience.looks
+        send = connections.send
 
-    def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[str, int], Sent | None] | None:
-        """Do the same as that of RedisStore. The reply is awaitable."""
-        connections, where, pack = self._connections, self._where, self._encoder.prepare(terms, batches=True)
-        if pack is None or not isinstance(connections, AsyncConnections):
-            return None
-        looks, unknown, running_loop = connections.patience.looks, self._operations.unknown, asyncio.get_running_loop
-        shape = self._encoder.batched(terms)
+        async def run(checks: Checks, network: Network = None) -> Outcomes:
+            step = first(checks)
+            reply = None if step is None else await send(step, looks)
+            if step is None or isinstance(reply, Exception):
+                outcomes = await connections.drive(operations.run(plan_of(checks, mode), step, reply))
+            elif type(reply) is Outcome:  # read already, as a part of a batch
+                outcomes = (reply,)
+            else:
+                try:
+                    outcomes = make(checks, reply)
+                except MALFORMED as error:
+                    raise operations.malformed(checks) from error
+            if self._memory_unknown:
+                await self._read_memory()
+            return outcomes
 
-        def send(identity: str, cost: int) -> Sent | None:
-            if self._memory_unknown or unknown:
-                return None
-            try:
-                connection = connections.loops[running_loop()].used[where.address]
-            except (KeyError, RuntimeError):  # no connection is open, or another event loop than asyncio's runs
-                return None
-            answer = None if shape is None or cost != 1 else connection.join(shape, packed_digest(identity))
-            if answer is None:
-                if not connection.is_usable():
-                    return None
-                answer = connection.send(pack(identity, cost), looks)
-            return answer, connection
-
-        return send
-
-    async def resume(self, plan: Plan, sent: Sent, reply: Any) -> tuple[Outcome, ...]:
-        steps = self._operations.run(plan, self._step(plan, sent[1].address), reply)
-        return await self._connections.drive(steps)
+        return run
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         await self._connections.drive(self._operations.refund(plan, outcomes))
@@ -343,7 +306,7 @@ class AsyncRedisStore(_RedisStore):
         await self._connections.close()
 
     async def _read_memory(self) -> None:
-        self._memory_unknown = False
+        self._memory_unknown = False  # before the await: one request reads it, the others go on
         with suppress(StoreError):  # the server may not allow it
             self._check_eviction(await self._connections.drive(self._operations.memory()))
 

@@ -41,7 +41,7 @@ from sluicegate.stores.redis.url import OPENING, STUCK, RedisConnection, Servers
 _FEW: Final = 8  # commands that are sent at once to an idle server: it begins while the next ones are made
 _MANY: Final = 32  # and to a busy server: one run of many costs the server less
 
-_DONE: Final = methodcaller("done")
+_DONE: Final = methodcaller("done")  # a function of C: it runs for every caller of every write
 _Answer = asyncio.Future[object]
 
 
@@ -89,7 +89,7 @@ class AsyncConnection(asyncio.Protocol):
         self._began = -inf  # when the last opening began
         self._transport: asyncio.WriteTransport | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._watch: Callable[[], object] = bool
+        self._watch: Callable[[], object] = bool  # until there is a socket: `bool()` is False, no data
         self._heard = -inf  # when the last data came
         self._answered = False  # whether a command has its reply; it did not run if the script is unknown
         self._retired = self._closed = False

@@ -41,9 +41,10 @@ from sluicegate.stores.redis.url import servers
 T = TypeVar("T")
 
 _COARSE: Final = 2 * MICROSECOND  # the largest error of a reply
-_HOUR: Final = 3600 * MICROSECOND
+_HOUR: Final = 3600 * MICROSECOND  # a longer interval is in whole seconds: `_bucket` says why
 _ELSEWHERE: Final = "or keep it in a redis:// or memory:// store"
 
+# ARGV: 0 for a peek, 1 to charge, 2 if forced; then six words for each check, in the order of `_words`.
 _ALL_OR_NONE: Final = """\
 local refused, replies = {[''] = ARGV[1] == '0'}, {}
 for n, key in ipairs(KEYS) do

@@ -93,7 +93,7 @@ def bulk(word: str | bytes | int) -> bytes:
     return b"$%d\r\n%s\r\n" % (len(data), data)
 
 
-_ASKING: Final = pack("ASKING")
+_ASKING: Final = pack("ASKING")  # before a command: the node then serves a slot that is on its way to it
 SERVER_TIME: Final = bulk("")  # the argument for the time that makes a script use the server's clock
 
 

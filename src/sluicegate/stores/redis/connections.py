@@ -30,7 +30,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from sluicegate.clock import monotonic
 from sluicegate.errors import SluicegateError
 from sluicegate.runtime import fork
-from sluicegate.stores.redis.commands import Fields, SingleCheck
+from sluicegate.stores.redis.commands import Fields
 from sluicegate.stores.redis.drivers import Driver
 from sluicegate.stores.redis.patience import PART, Patience
 from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
@@ -41,7 +41,7 @@ _CHUNK: Final = 16384  # bytes that are read from a socket at once
 _USUAL: Final = 400  # bytes of the first read: Python allocates so few without `malloc`, and most replies are shorter
 BUSY: Final = 0.001  # seconds: a connection that was used more recently is not checked before it is used again
 _CLOSED: Final = (ConnectionResetError, BrokenPipeError, RedisConnectionError, ssl.SSLEOFError)
-NOT_SENT: Final = object()
+NOT_SENT: Final = object()  # instead of a reply: the command has not left, so it may be sent over another connection
 
 
 class Connection:
@@ -159,6 +159,7 @@ class _Opening:
     def __init__(self) -> None:
         self.began = monotonic()
         self.steps = 0  # that it has done
+        self.is_done = False  # the connection is open. Another thread may have taken it
 
 
 class _Pool:
@@ -190,8 +191,8 @@ class _Pool:
     def wait(self, step: Send, looks: float) -> Connection:
         """Wait for a connection: one that is put back, perhaps closed by the server, or one that is opened.
 
-        A thread starts an opening if fewer openings are younger than `STUCK` than threads wait, and if none has failed
-        since this thread waits.
+        A thread starts one opening. It starts another one only if no opening is younger than `STUCK`, and its first
+        one is not over or another thread has taken the connection.
 
         Raises NoReplyError after so many looks without progress (half of them under Sentinel or in a cluster, while no
         connection is open), after `patience.longest` looks in all, if an opening failed and no connection is open or
@@ -202,6 +203,7 @@ class _Pool:
             raise NoReplyError(step.address, cause, sent=False, concerns="plan")
         failed, seen, patience = self._failed, self._progress, self._patience
         silent = waited = 0.0  # looks: since the last progress, and in all
+        own: _Opening | None = None
         # A node that does not let us connect must leave time to ask where its keys are now.
         others = self._servers.kind in {"sentinel", "cluster"} and step.part == 1
         woken = Lock()
@@ -214,14 +216,15 @@ class _Pool:
                 with self._lock:  # no greenlet switches here, so none is killed while it waits for the lock
                     if self._idle:
                         continue
-                    has_failed = failed != self._failed
-                    opening = None if has_failed else self._reserve()
+                    again = own is None or ((own.is_done or own in self._openings) and not self._fresh())
+                    opening = self._reserve() if again else None
                     most = looks * PART if others and not self._open else looks
                     over = silent >= most or waited >= patience.longest
-                    refused = has_failed and not self._open and not self._fresh()
+                    refused = failed != self._failed and not self._open and not self._fresh()
                     if opening is None and (over or refused):
-                        raise self._no_connection(step.address, failed=has_failed)
+                        raise self._no_connection(step.address, failed=failed != self._failed)
                 if opening is not None:
+                    own = opening
                     self._start(opening, step)
                     continue
                 began = monotonic()
@@ -349,6 +352,7 @@ class _Pool:
                 if connection is None:
                     self._failed, self._failure = self._failed + 1, failure
                 else:
+                    opening.is_done = True
                     self._progress += 1
                     self._open.add(connection)
                     self._idle.append(connection)
@@ -390,15 +394,13 @@ class Connections(Driver):
         if pool is None:
             pool = _Pool(self._servers, step.address, self.patience, closed=self._closed)
             pool = self.pools.setdefault(step.address, pool)
-        command = step.command
-        whole = command.whole if isinstance(command, SingleCheck) else command
-        reply = pool.ask(whole, looks)
+        reply = pool.ask(step.command, looks)
         while reply is NOT_SENT:
             try:
                 connection = pool.wait(step, looks)
             except NoReplyError as error:
                 return error
-            reply = pool.ask(whole, looks, connection)
+            reply = pool.ask(step.command, looks, connection)
         return reply
 
     def retire(self, address: Address) -> None:

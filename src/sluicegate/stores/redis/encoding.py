@@ -7,7 +7,7 @@ Plans of one check that differ only in their identity can be in one batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from hashlib import sha1
 from importlib.resources import files
 from itertools import chain, pairwise, repeat
@@ -18,14 +18,13 @@ from sluicegate.algorithms.checks import MAX
 from sluicegate.clock import MICROSECOND, Clock, read_us
 from sluicegate.identity import digest, digest_bytes
 from sluicegate.plan import BAN, NEVER, Check, Checks, Outcome, Outcomes, Plan, Terms, in_shadow, new, strikers
-from sluicegate.stores import valid_prefix
+from sluicegate.stores import Mode, mode_of, terms_of, valid_prefix
 from sluicegate.stores.redis.commands import (
     FIELDS,
     PARAMS,
     SERVER_TIME,
     AnyCommand,
     Command,
-    Fields,
     HitShape,
     PackedRule,
     Reader,
@@ -37,10 +36,8 @@ from sluicegate.stores.redis.commands import (
 )
 from sluicegate.stores.redis.steps import MALFORMED
 
-PEEK: Final = b"0"  # the ways to run a plan: charge nothing,
-CHARGE: Final = b"1"  # charge everything or nothing,
-REFUSED: Final = b"2"  # charge only the checks that count refusals, because another server has refused another part,
-FORCED: Final = b"3"  # charge everything
+_MODES: Final[dict[Mode, bytes]] = {"peek": b"0", "charge": b"1", "forced": b"3"}  # as run.lua reads them
+_REFUSED: Final = b"2"  # charge only the checks that count refusals, because another server has refused another part
 REFUND: Final = b"0"  # the ways to undo a plan: refund it,
 RENEW: Final = b"1"  # or refund it and charge it again as of now
 
@@ -52,7 +49,7 @@ _MAX_SHAPES: Final = (
     4096  # combinations of rules before the cache is cleared: rules made per request would grow without bound
 )
 MOST: Final = 6  # checks of a plan for which hit.lua may be used: a function in Lua has at most 200 local names
-_TAGS: Final = range(100_000, 1_000_000)  # all have six digits
+_TAGS: Final = range(100_000, 1_000_000)  # all have six digits: their length is a constant part of the frame
 _TWO: Final = {"fixed-window", "sliding-window", "sliding-log"}  # whose blocks read two parameters
 _LITERAL: Final = str.maketrans({sign: f"\\{sign}" for sign in "*?[]^-\\"})
 _NONE: Final[Outcomes] = ()
@@ -66,38 +63,48 @@ packed_digest: Final = lru_cache(maxsize=4096)(digest_bytes)
 
 
 class Encoder:
-    """The encoder of one store, with its prefix and, in tests, its clock. `split`: its keys are on several servers.
-    `decoded`: the replies are decoded as text, so scripts whose replies are bytes are not used.
+    """The encoder of one store, with its prefix and, in tests, its clock.
+
+    `split`: its keys are on several servers. `decoded`: the replies are decoded as text, so scripts whose replies are
+    bytes are not used. `batches`: a command of one check may become a part of a batch.
     """
 
-    def __init__(self, *, prefix: str, clock: Clock | None, split: bool, decoded: bool = False) -> None:
+    def __init__(
+        self, *, prefix: str, clock: Clock | None, split: bool, decoded: bool = False, batches: bool = False
+    ) -> None:
         self._prefix = valid_prefix(prefix)
         self.clock = clock  # of tests; None for the server's clock
         if clock is not None:
             read_us(clock)  # raises for a clock that cannot work
         self._split = split
         self._hitting = not decoded
+        self._batches = batches and clock is None
         self._hits: dict[Terms, HitShape] = {}
         self._shapes: dict[tuple[Terms, ...], Shape] = {}
         self._refunds: dict[tuple[Terms, ...], Shape] = {}
         self._tags = chain.from_iterable(repeat(_TAGS))
 
-    def run(self, plan: Plan, mode: bytes | None = None) -> AnyCommand:
-        """Return the command that runs a plan."""
-        checks, charging, forced, _ = plan
-        usual = charging and not forced and mode is None and self._hitting
-        if usual and len(checks) == 1:
-            terms, identity, cost = checks[0]
-            known = self._hits.get(terms)
-            if known is not None and cost == 1 and self.clock is None:
-                return new(SingleCheck, (known, packed_digest(identity), next(self._tags), 1))
-            if not terms.count_denied and terms.algorithm != BAN:
-                return self._hit(checks[0])
-        shape = self._shape("run", _terms_of(checks), self._shapes)
-        if usual and shape.hits is not None:
-            return self._several(shape.hits, checks)
-        if mode is None:
-            mode = PEEK if not charging else FORCED if forced else CHARGE
+    def compile(self, terms: tuple[Terms, ...], mode: Mode) -> Callable[[Checks], AnyCommand]:
+        """Return what makes the command that decides checks of these terms. It chooses the script."""
+        if mode == "charge" and self._hitting:
+            if len(terms) == 1 and not terms[0].count_denied and terms[0].algorithm != BAN:
+                return partial(self._hit, self._shape_of(terms[0]))
+            shape = self._shape("run", terms, self._shapes)
+            if shape.hits is not None:
+                return partial(self._several, shape.hits)
+        return partial(self._general, self._shape("run", terms, self._shapes), _MODES[mode])
+
+    def run(self, plan: Plan, *, refused: bool = False) -> AnyCommand:
+        """Return the command that runs a plan. `refused`: another server has refused another part of it, so it charges
+        only what counts refusals.
+        """
+        terms = terms_of(plan.checks)
+        if refused:
+            return self._general(self._shape("run", terms, self._shapes), _REFUSED, plan.checks)
+        return self.compile(terms, mode_of(plan))(plan.checks)
+
+    def _general(self, shape: Shape, mode: bytes, checks: Checks) -> Command:
+        """Return the command for any checks, in any mode."""
         tag, parts = next(self._tags), _start_of_frame(shape, checks)
         parts.append(self._first_arguments(mode, tag))
         for check, rule in zip(checks, shape.rules, strict=True):
@@ -109,37 +116,6 @@ class Encoder:
                 parts += (rule.algorithm, counted, bulk(cost), rule.params)
         return Command(b"".join(parts), tag, shape.script)
 
-    def prepare(self, terms: tuple[Terms, ...], *, batches: bool) -> Callable[[str, int], Fields] | None:
-        """Return a function that makes the command of a charge of these terms for one identity at one cost, if the
-        script is for such charges alone, else None. `batches`: the command may become a part of a batch.
-
-        The function returns the fields of the command as a tuple.
-        """
-        if self._split or not self._hitting or any([each.count_denied or each.algorithm == BAN for each in terms]):
-            return None
-        single, count = (self._shape_of(terms[0]) if len(terms) == 1 else None), len(terms)
-        several = None if single is not None else self._shape("run", terms, self._shapes).hits
-        shape, tags, clock = single or several, self._tags, self.clock
-        if shape is None:
-            return None
-        usual, script, batches = shape.usual, shape.script, batches and single is not None
-
-        def command(identity: str, cost: int) -> Fields:
-            if cost != 1 or clock is not None:
-                checks = tuple([new(Check, (each, identity, cost)) for each in terms])
-                return self._hit(checks[0]) if several is None else self._several(several, checks)
-            tag = next(tags)
-            if batches:
-                return shape, packed_digest(identity), tag, 1
-            packed = packed_digest(identity)
-            return usual % ((packed, tag) if count == 1 else (*[packed] * count, tag)), tag, script, 1
-
-        return command
-
-    def batched(self, terms: tuple[Terms, ...]) -> HitShape | None:
-        """Return the shape of the charges of these terms at cost 1, if they can be in one batch."""
-        return self._shape_of(terms[0]) if len(terms) == 1 and self.clock is None else None
-
     def _shape_of(self, terms: Terms) -> HitShape:
         shape = self._hits.get(terms)
         if shape is None:
@@ -147,10 +123,14 @@ class Encoder:
             shape = self._hits[terms] = self._pack_hit(terms)
         return shape
 
-    def _hit(self, check: Check) -> Command:
-        """Return the command that charges one check if it is allowed, at any cost and with any clock."""
-        terms, identity, cost = check
-        shape = self._shape_of(terms)
+    def _hit(self, shape: HitShape, checks: Checks) -> AnyCommand:
+        """Return the command that charges one check if it is allowed."""
+        terms, identity, cost = checks[0]
+        if cost == 1 and self.clock is None:
+            packed, tag = packed_digest(identity), next(self._tags)
+            if self._batches:
+                return new(SingleCheck, (shape, packed, tag, 1))
+            return new(Command, (shape.usual % (packed, tag), tag, shape.script, 1))
         rule, tag, clock = shape.rule, next(self._tags), self.clock
         key = b"%s%s%s%s" % (_ONE, rule.before, packed_digest(identity), rule.after)
         words: list[str | int] = [tag, *terms.params, *[""] * (PARAMS - len(terms.params)), cost]
@@ -173,7 +153,7 @@ class Encoder:
 
     def refund(self, plan: Plan, outcomes: Sequence[Outcome], mode: bytes = REFUND) -> Command:
         """Return the command that refunds these checks, or renews them."""
-        shape = self._shape("refund", _terms_of(plan.checks), self._refunds)
+        shape = self._shape("refund", terms_of(plan.checks), self._refunds)
         tag, parts = next(self._tags), _start_of_frame(shape, plan.checks)
         parts.append(self._first_arguments(mode, tag))
         for check, outcome, rule in zip(plan.checks, outcomes, shape.rules, strict=True):
@@ -291,10 +271,6 @@ def _packed(params: tuple[str | int, ...], count: int) -> bytes:
     return b"".join(map(bulk, (*params, 0)[:count]))
 
 
-def _terms_of(checks: Checks) -> tuple[Terms, ...]:
-    return tuple([check[0] for check in checks])
-
-
 def _make_room(known: dict[Any, Any]) -> None:
     if len(known) >= _MAX_SHAPES:
         known.clear()
@@ -313,13 +289,12 @@ def _start_of_frame(shape: Shape, checks: Checks) -> list[bytes]:
     return parts
 
 
-def decode(plan: Plan, reply: Sequence[int] | bytes) -> Outcomes:
+def decode(checks: Checks, reply: Sequence[int] | bytes) -> Outcomes:
     """Return one outcome for each check, from a script's reply. Raises one of MALFORMED if it is none.
 
     The reply is the tag, the time, then five integers for each check. The reply of hit.lua is text: the tag, the time
     in two words, and the answers of the algorithms.
     """
-    checks = plan.checks
     if isinstance(reply, bytes):
         now, kept = _timed(reply)
         found = (_decode_hit(checks[0], now, kept),) if len(checks) == 1 else _decode_several(checks, now, kept)
@@ -339,7 +314,7 @@ def decode(plan: Plan, reply: Sequence[int] | bytes) -> Outcomes:
                 reply[i + 4],
                 at,
             )
-            for i, check in zip(range(2, len(reply), FIELDS), plan.checks, strict=True)
+            for i, check in zip(range(2, len(reply), FIELDS), checks, strict=True)
         ]
     )
 
@@ -351,48 +326,29 @@ def decode_time(reply: Any) -> int:
     return int(now)
 
 
-def passed(terms: tuple[Terms, ...]) -> Callable[[Checks, Any], Outcomes | None]:
-    """Return a function that makes the outcomes of checks of these terms from the reply of hit.lua, if they were
-    charged. It returns None for any other reply, and if a check was refused.
-
-    It does the same as `decode`, in fewer calls.
+@lru_cache(maxsize=4096)
+def decoder(terms: tuple[Terms, ...], mode: Mode) -> Callable[[Checks, Any], Outcomes]:
+    """Return a function that does the same as `decode` for checks of these terms. If all of them were charged, which is
+    nearly always, it takes a third of the time.
     """
-    count = len(terms)
+    count, readers = len(terms), [reader_of(each) for each in terms]
     most = _SHORT * min(count, 3)  # three times as many digits are still a float
-    readers = [reader_of(each) for each in terms]
-    first = readers[0]
 
-    def one(checks: Checks, reply: Any) -> Outcomes | None:
+    def decode_charged(checks: Checks, reply: Any) -> Outcomes:
         try:
             _, seconds, microseconds, kept = reply.split(b" ", 3)
             now = int(seconds) * MICROSECOND + int(microseconds)
-            outcome = first(kept, now, checks[0][2])
-            if outcome is None:
-                outcome = _decode_hit(checks[0], now, kept)
-                if not outcome[0]:
-                    return None
-        except MALFORMED:  # also for a reply that is no text; `decode` raises it
-            return None
-        return (outcome,) if len(reply) <= most else None
-
-    def several(checks: Checks, reply: Any) -> Outcomes | None:
-        try:
-            _, seconds, microseconds, kept = reply.split(b" ", 3)
-            now, at, cost, outcomes = int(seconds) * MICROSECOND + int(microseconds), count, checks[0][2], _NONE
-            for read, length in zip(readers, kept[:count], strict=True):
-                end = at + length
-                outcome = read(kept[at:end], now, cost)
+            outcomes = _NONE
+            for read, text, (_, _, cost) in zip(readers, _texts(kept, count), checks):  # noqa: B905  # half the time
+                outcome = read(text, now, cost) if cost else None
                 if outcome is None:
-                    outcome = _decode_hit(checks[len(outcomes)], now, kept[at:end])
-                    if not outcome[0]:
-                        return None
+                    return decode(checks, reply)
                 outcomes += (outcome,)
-                at = end
-        except MALFORMED:
-            return None
-        return outcomes if len(reply) <= most else None
+        except MALFORMED:  # also for a reply that is no text; `decode` raises it
+            return decode(checks, reply)
+        return outcomes if len(reply) <= most else decode(checks, reply)
 
-    return one if count == 1 else several
+    return decode_charged if mode == "charge" else decode
 
 
 def reader_of(terms: Terms) -> Reader:
@@ -438,11 +394,7 @@ def _decode_hit(checked: Check, now: int, kept: bytes) -> Outcome:
 
 def _decode_several(checks: Checks, now: int, kept: bytes) -> Outcomes:
     """Return the outcomes of several checks. If one refused, nothing was charged, and those that passed show that."""
-    at, texts = len(checks), []
-    for length in kept[:at]:
-        texts.append(kept[at : at + length])
-        at += length
-    pairs = tuple(zip(checks, texts, strict=True))
+    pairs = tuple(zip(checks, _texts(kept, len(checks)), strict=True))
     outcomes = [_decode_hit(check, now, text) for check, text in pairs]
     if all([outcome.allowed for outcome in outcomes]):
         return tuple(outcomes)
@@ -452,6 +404,19 @@ def _decode_several(checks: Checks, now: int, kept: bytes) -> Outcomes:
             for (check, text), outcome in zip(pairs, outcomes, strict=True)
         ]
     )
+
+
+def _texts(kept: bytes, count: int) -> Sequence[bytes]:
+    """Return what a script says of each check. Of several checks, the first bytes are the lengths of their texts."""
+    if count == 1:
+        return (kept,)
+    at, texts, lengths = count, [], kept[:count]
+    if len(lengths) < count:
+        raise ValueError("the reply is too short")
+    for length in lengths:
+        texts.append(kept[at : at + length])
+        at += length
+    return texts
 
 
 def _counts(kept: bytes) -> list[int]:
@@ -564,6 +529,7 @@ _Reader = tuple[
     Callable[[bytes], Any],
     Callable[[tuple[int, ...]], Reader],
 ]
+# Its state is bytes, which may begin with "=" too. Its block never returns the integers of an outcome.
 _GCRA: Final[_Reader] = (gcra.check, _level, _passed_gcra)
 _HITS: Final[dict[str, _Reader]] = {  # the texts of other algorithms are the numbers of the outcome
     "sliding-window": (sliding_window.check, _log, _passed_window),
@@ -614,7 +580,7 @@ def script(name: str, algorithms: Collection[str]) -> str:
     return text.replace("--@ALGORITHMS", "".join(code))
 
 
-_HEAD: Final = "tag .. ' ' .. time[1] .. ' ' .. time[2] .. ' '"
+_HEAD: Final = "tag .. ' ' .. time[1] .. ' ' .. time[2] .. ' '"  # the beginning of a reply, in Lua: see `_timed`
 
 
 def _hits(text: str, algorithms: Collection[str], known: Mapping[str, _Algorithm]) -> str:

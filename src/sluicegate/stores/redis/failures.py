@@ -48,9 +48,9 @@ KINDS: Final[Mapping[str, Kind]] = {  # by words in an error reply; the first on
     "max number of clients": Kind("node", "raise its maxclients"),
     "DB index is out of range": Kind("node", "give a database in the URL that the server has: see its `databases`"),
 }
-_OTHER_REPLY: Final = Kind("rule", "see the reply of the server")
+_OTHER_REPLY: Final = Kind("rule", "see the reply of the server")  # the server works: it has answered
 _NO_REPLY: Final = Kind("node")
-_PLAN: Final = Kind("plan")
+_PLAN: Final = Kind("plan")  # only this plan or its connection failed: the server answers others
 
 
 def kind_of(failure: Exception) -> Kind:

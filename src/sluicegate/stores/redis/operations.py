@@ -7,16 +7,17 @@ could not write, or was never reached. A command without a reply may have run, s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any, Final
 
 from sluicegate.errors import StoreError
-from sluicegate.plan import BAN, Check, Outcome, Plan, Terms, charged, in_shadow, new
+from sluicegate.plan import BAN, Check, Checks, Outcome, Outcomes, Plan, Terms, charged, in_shadow, new
+from sluicegate.stores import Mode
 from sluicegate.stores.redis.commands import AnyCommand, Command, Script, SingleCheck, pack
-from sluicegate.stores.redis.encoding import PEEK, REFUND, REFUSED, RENEW, Encoder, decode, decode_time
+from sluicegate.stores.redis.encoding import REFUND, RENEW, Encoder, decode, decode_time
 from sluicegate.stores.redis.failures import kind_of, may_succeed_elsewhere, store_error
 from sluicegate.stores.redis.scan import KeyPage, Position, Scan, scan_bans, scan_budgets, scan_page
 from sluicegate.stores.redis.server_info import identify
@@ -47,24 +48,29 @@ class Operations:
         # Scripts that a server did not know, with no time left to send them: the next command brings its script.
         self.unknown: set[Script | None] = set()
 
-    def quick(self, plan: Plan) -> Send | None:
-        """Return the one step that runs a plan, if the server is known and the plan has one slot: nearly always."""
-        checks, topology, slot = plan[0], self._topology, 0
-        if topology.split:
-            if len(checks) != 1:
-                return None
-            slot = slot_of(checks[0].identity)
-        address = topology.known(slot)
-        if address is None or not checks:
-            return None
-        command = self._encoder.run(plan)
-        return new(Send, (address, self._informed(command) if self.unknown else command, 1.0, False))
-
-    def run(self, plan: Plan, quick: Send | None = None, reply: Any = None) -> Steps[tuple[Outcome, ...]]:
-        """Decide a plan: charge all its enforced checks or none, and what `count_denied`, `forced` and shadow groups
-        add. `quick` was sent already and got `reply`.
+    def first_step(self, terms: tuple[Terms, ...], mode: Mode) -> Callable[[Checks], Send | None]:
+        """Return what makes the one step that decides checks of these terms. It returns None if the server is not known
+        or if the checks may need several steps: then `run` makes the steps.
         """
-        checks, attempt = plan.checks, None if quick is None else Attempt(quick, reply)
+        topology, unknown, make = self._topology, self.unknown, self._encoder.compile(terms, mode)
+        if not terms or (topology.split and len(terms) > 1):  # the keys of several checks may be on several nodes
+            return _no_step
+        split = topology.split
+
+        def first(checks: Checks) -> Send | None:
+            address = topology.known(slot_of(checks[0][1]) if split else 0)
+            if address is None:
+                return None
+            command = make(checks)
+            return new(Send, (address, self._informed(command) if unknown else command, 1.0, False))
+
+        return first
+
+    def run(self, plan: Plan, first: Send | None = None, reply: Any = None) -> Steps[tuple[Outcome, ...]]:
+        """Decide a plan: charge all its enforced checks or none, and what `count_denied`, `forced` and shadow groups
+        add. `first` was sent already and got `reply`.
+        """
+        checks, attempt = plan.checks, None if first is None else Attempt(first, reply)
         if not checks:
             return ()
         if self._topology.split and attempt is None and len(checks) > 1:
@@ -75,18 +81,19 @@ class Operations:
         reply = yield from self._send(checks, command, attempt)
         if isinstance(reply, Exception):
             return (yield from self._across(plan, _alone(checks, range(len(checks)))))
-        return self.decode(plan, reply)
+        return self.decode(checks, reply)
 
-    def decode(self, plan: Plan, reply: Any) -> tuple[Outcome, ...]:
+    def decode(self, checks: Checks, reply: Any) -> Outcomes:
         """Return one outcome for each check, from a script's reply. Raises StoreError if it makes no sense."""
         if type(reply) is Outcome:  # read already, as a part of a batch
             return (reply,)
         try:
-            return decode(plan, reply)
+            return decode(checks, reply)
         except MALFORMED as error:
-            raise self._malformed(plan.checks) from error
+            raise self.malformed(checks) from error
 
-    def _malformed(self, checks: tuple[Check, ...]) -> StoreError:
+    def malformed(self, checks: Checks) -> StoreError:
+        """Return the error for a reply without sense."""
         server = self._topology.known(slot_of(checks[0].identity) if self._topology.split else 0)
         return StoreError("" if server is None else str(server), NO_SENSE, concerns="plan")
 
@@ -118,7 +125,7 @@ class Operations:
                 try:
                     now = decode_time(reply)
                 except MALFORMED as error:
-                    raise self._malformed(part) from error
+                    raise self.malformed(part) from error
                 for check in part:
                     at[check] = now
         return at
@@ -159,16 +166,16 @@ class Operations:
             while waiting:
                 group = waiting.popleft()
                 part = plan._replace(checks=tuple([plan.checks[i] for i in group]))
-                reply = yield from self._send(part.checks, self._encoder.run(part, REFUSED if refused else None))
+                reply = yield from self._send(part.checks, self._encoder.run(part, refused=refused))
                 if isinstance(reply, Exception):
                     waiting.extendleft(reversed(_alone(plan.checks, group)))
                     continue
-                found = self.decode(part, reply)
+                found = self.decode(part.checks, reply)
                 outcomes.update(zip(group, found, strict=True))
                 if plan.charge and not plan.forced and not refused:
                     refused = not all([outcome.allowed for outcome in found])
                     charged_groups += [] if refused else [group]
-        except StoreError:
+        except StoreError:  # all or nothing: the groups before were charged
             yield from self._give_back(plan, charged_groups, outcomes=outcomes)
             raise
         stays = [] if refused else _charges(plan, range(len(plan.checks)), outcomes)
@@ -183,10 +190,10 @@ class Operations:
             kept = tuple([check._replace(cost=0) if check.terms.count_denied else check for check in part.checks])
             with suppress(StoreError):
                 yield from self.refund(Plan(kept), tuple([outcomes[i] for i in group]))
-                reply = yield from self._send(part.checks, self._encoder.run(part, PEEK))
+                reply = yield from self._send(part.checks, self._encoder.run(part._replace(charge=False)))
                 if isinstance(reply, Exception):  # the slot has begun to move: the outcomes stay as they were
                     continue
-                for i, outcome in zip(group, self.decode(part, reply), strict=True):
+                for i, outcome in zip(group, self.decode(part.checks, reply), strict=True):
                     stands = in_shadow(outcome, passed=outcomes[i].retry_after == 0)
                     outcomes[i] = stands if plan.checks[i].terms.shadow else outcome._replace(allowed=True)
 
@@ -229,7 +236,7 @@ class Operations:
             failed[address] = reply  # the last one is reported
             code, _, rest = str(reply).partition(" ")
             if code == "NOSCRIPT":
-                command = brings = command.with_text()
+                command = brings = command.with_text()  # the script did not run, so the command may be sent again
                 continue
             elsewhere, again = None, False
             if isinstance(reply, NoReplyError):
@@ -268,6 +275,10 @@ class Operations:
             return command
         self.unknown.discard(whole.script)
         return whole.with_text()
+
+
+def _no_step(checks: Checks) -> None:
+    """Return None: these checks may need several steps."""
 
 
 def _try(step: Send) -> Steps[Attempt]:

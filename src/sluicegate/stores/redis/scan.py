@@ -21,8 +21,8 @@ from sluicegate.stores.redis.server_info import if_permitted
 from sluicegate.stores.redis.steps import Address, NoReplyError, Send, Steps
 from sluicegate.stores.redis.topology import Topology
 
-_BUDGET: Final = re.compile(r":\{([\w-]{22})\}:(.+)", re.ASCII | re.DOTALL)
-_BAN: Final = re.compile(r"\d+:\d+:(\d+):\d+", re.ASCII)
+_BUDGET: Final = re.compile(r":\{([\w-]{22})\}:(.+)", re.ASCII | re.DOTALL)  # as `Encoder.key` makes it
+_BAN: Final = re.compile(r"\d+:\d+:(\d+):\d+", re.ASCII)  # the value that ban.lua writes; the third number is the end
 _COUNT: Final = 100  # keys that a server inspects in one SCAN, before it serves other clients
 
 T = TypeVar("T")

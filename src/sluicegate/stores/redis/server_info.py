@@ -15,7 +15,7 @@ from sluicegate.stores.redis.commands import Command, pack
 from sluicegate.stores.redis.steps import Steps
 
 _INFO: Final = Command(pack("INFO", "server"))
-_PING: Final = Command(pack("PING"))
+_PING: Final = Command(pack("PING"))  # the server does nothing for it: its time is that of the round trip
 _OWN: Final = ("valkey", "dragonfly", "garnet")  # they report a version of Redis too, for old clients
 _KEEPS: Final = "noeviction"
 

@@ -22,7 +22,7 @@ from sluicegate.stores.redis.patience import PART
 from sluicegate.stores.redis.steps import MALFORMED, NO_SENSE, Address, NoReplyError, Send, Steps, address_from
 from sluicegate.stores.redis.url import Servers
 
-SLOTS: Final = 16384
+SLOTS: Final = 16384  # of every Redis Cluster
 _FRESH: Final = 0.1  # seconds before the map of a cluster may be loaded again
 _ADVICE: Final = "check the hosts and the passwords in the URL"
 _UNKNOWN: Final = (
@@ -55,7 +55,7 @@ class Topology:
     def find(self, slot: int) -> Steps[Address]:
         """Return the address of a slot."""
         return cast(Address, self.address)
-        yield
+        yield  # never reached: it makes this a generator, as the others are
 
     def lost(self, address: Address) -> bool:
         """Note that an address cannot be reached or refuses writes. True if a new look-up may find another server."""
@@ -232,7 +232,7 @@ class Cluster(Topology):
         return StoreError(", ".join(map(str, self._seeds)), problem, advice=_ADVICE)
 
 
-_MAP: Final = Command(pack("CLUSTER", "SLOTS"))
+_MAP: Final = Command(pack("CLUSTER", "SLOTS"))  # not SHARDS, which servers before 7.0 do not have
 _CHECK: Final = "check the cluster with `redis-cli --cluster check`"
 
 

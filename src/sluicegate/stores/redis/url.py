@@ -24,7 +24,7 @@ from sluicegate.errors import StoreURLError
 from sluicegate.runtime.hidden import Hidden, shown_url
 from sluicegate.stores.redis.steps import Address
 
-CONNECTIONS: Final = 50
+CONNECTIONS: Final = 50  # to one address, in synchronous code, unless the URL has `max_connections`
 OPENING: Final = 5.0  # seconds that the opening of one connection may take, also when no request waits for it any more
 STUCK: Final = 1.0  # seconds after which another opening may begin beside one, whose packets may be lost
 _DEADLINE: Final = ("socket_timeout", "socket_connect_timeout", "timeout", "retry_on_timeout")
@@ -87,6 +87,7 @@ def _greeting(parser: Any) -> Callable[..., object]:
     return Greeting
 
 
+# For threads, and for asyncio.
 _PARSERS: Final = (_greeting(redis.connection.DefaultParser), _greeting(redis.asyncio.connection.DefaultParser))
 
 
