@@ -532,9 +532,14 @@ def test_a_run_that_is_replaced_after_the_first_hit_is_called() -> None:
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_the_event_of_a_reservation_is_delivered_in_the_task_of_its_caller(cancelled: bool) -> None:
+    class Slow(AsyncAdapter):
+        async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+            for _ in range(3):  # an eager task would end before it could be cancelled
+                await asyncio.sleep(0)
+            return await super().run(plan)
+
     tasks: list[object] = []
-    adapted = AsyncAdapter(_Own())
-    limiter = AsyncLimiter(adapted, on_decision=lambda event: tasks.append(asyncio.current_task()))
+    limiter = AsyncLimiter(Slow(_Own()), on_decision=lambda event: tasks.append(asyncio.current_task()))
 
     async def main() -> None:
         task = asyncio.create_task(limiter.reserve("5/minute", "alice", cost=2))
@@ -543,7 +548,7 @@ def test_the_event_of_a_reservation_is_delivered_in_the_task_of_its_caller(cance
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            for _ in range(5):
+            for _ in range(20):
                 await asyncio.sleep(0)
             assert tasks == []
             assert (await limiter.peek("5/minute", "alice", cost=0)).remaining == 5

@@ -202,7 +202,9 @@ def test_slots_are_counted_while_they_are_held(probe: Probe, stores: list[Limite
     seen.append(sums("slots", "store", "rule"))
     limited.close()
     report, other, export = ("memory://", "report"), ("memory://", "other"), ("memory://", "export")
-    assert [{name: count for name, count in each.items() if count} for each in seen] == [
+    # Other tests may leave slots of their own stores.
+    ours = [{name: count for name, count in each.items() if count and name[0] == "memory://"} for each in seen]
+    assert ours == [
         {export: 2},
         {report: 2},
         {report: 1},

@@ -165,7 +165,7 @@ def pending_of(request: HttpRequest) -> Pending:
         pending = vars(request)[_PENDING] = Pending(("", request.method or "GET"))
         at_close(request, pending.end)
         if hasattr(request, "scope"):  # a request of WSGI has no task, and may be freed before its response is sent
-            if_lost(request, pending.end)
+            if_lost(request, pending.end, anywhere=True)
     match = request.resolver_match
     if match is not None:
         pending.at = match.route or "", pending.at[1]
@@ -188,16 +188,20 @@ def at_close(request: HttpRequest, end: Callable[[], None]) -> None:
     vars(request)["close"] = close
 
 
-def if_lost(request: HttpRequest, end: Callable[[], None]) -> None:
-    """Call `end` on the loop when this request is freed: Django does not close a request whose task was cancelled."""
-    finalize(request, partial(_on_loop, running_loop(), end, process=fork.generation())).atexit = False
+def if_lost(request: HttpRequest, end: Callable[[], None], *, anywhere: bool = False) -> None:
+    """Call `end` on the loop when this request is freed: Django does not close a request whose task was cancelled.
+
+    If it may be called `anywhere`, it is called also after the end of the loop.
+    """
+    ending = partial(_on_loop, running_loop(), end, process=fork.generation(), anywhere=anywhere)
+    finalize(request, ending).atexit = False
 
 
-def _on_loop(loop: AbstractEventLoop | None, end: Callable[[], None], process: int) -> None:
+def _on_loop(loop: AbstractEventLoop | None, end: Callable[[], None], *, process: int, anywhere: bool) -> None:
     """Call `end` on the loop: a request may be freed at any line of any thread. A child of fork ends nothing."""
     if process != fork.generation():
         return
-    if loop is None:
+    if loop is None or (anywhere and loop.is_closed()):
         end()
     else:
         with suppress(RuntimeError):  # the loop is closed
