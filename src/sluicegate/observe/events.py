@@ -249,10 +249,7 @@ class Pending:
     Several threads may add to it. Each event is delivered by the one that takes it.
     """
 
-    __slots__ = ("at", "context", "ends_with_answer", "is_over", "made")
-
-    context: int  # the id of Flask's context of the request
-    ends_with_answer: bool  # in Flask: closing the response will call `end`
+    __slots__ = ("at", "is_over", "made")
 
     def __init__(self, at: tuple[str, str], *, is_over: bool = False) -> None:
         self.at = at  # the template of the route, and the method

@@ -124,7 +124,7 @@ class _Settlement:
         taken: list[Due] = []
         for each in [*released]:
             with suppress(ValueError):  # another thread of the request was quicker
-                self._held.remove(each)  # before the refund: a slot is released once, by whoever removes it
+                self._held.remove(each)  # before the refund: a slot is released once, by the caller that removes it
                 IN_FLIGHT.remove(each)
                 taken.append((each.plan, each.outcomes))
         return taken

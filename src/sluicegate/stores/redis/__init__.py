@@ -175,7 +175,7 @@ class RedisStore(_RedisStore, RunsPlans):
             if step is None or isinstance(reply, Exception):
                 outcomes = connections.drive(operations.run(plan_of(checks, mode), step, reply))
             else:
-                try:
+                try:  # the same as `decode` of the operations, by the reader that was made for these terms
                     outcomes = make(checks, reply)
                 except MALFORMED as error:
                     raise operations.malformed(checks) from error
@@ -270,7 +270,7 @@ class AsyncRedisStore(_RedisStore, AsyncRunsPlans):
             elif type(reply) is Outcome:  # read already, as a part of a batch
                 outcomes = (reply,)
             else:
-                try:
+                try:  # the same as `decode` of the operations, by the reader that was made for these terms
                     outcomes = make(checks, reply)
                 except MALFORMED as error:
                     raise operations.malformed(checks) from error
