@@ -14,7 +14,7 @@ import pytest
 from sluicegate.address import Trust
 from sluicegate.errors import IdentityError
 from sluicegate.identity import identity_text
-from sluicegate.rules.key import Keys, Known, address_key, identity_of, validate_key
+from sluicegate.rules.key import Keys, Known, address_key, validate_key
 from sluicegate.rules.rule import Rule
 from sluicegate.runtime.awaiting import Waiting
 from sluicegate.web.settings import Settings
@@ -57,7 +57,7 @@ def answer(spec: object, caller: FakeCaller, trust: Trust | None = None) -> str 
 
     async def run() -> str | None:
         known: Known = {}
-        while isinstance(found := identity_of(key, caller, known), Waiting):
+        while isinstance(found := key(caller, known), Waiting):
             known[found.at] = await found.answer
         return found
 
@@ -140,7 +140,7 @@ def test_without_trusted_proxies_the_first_requests_are_checked_and_then_few(str
     caller = FakeCaller()
     key = address_key(Trust(), strict=strict)
     for _ in range(5000):
-        key(caller)
+        key(caller, {})
     assert caller.headers_read == ["X-Forwarded-For", "Forwarded"] * looks
 
 
@@ -195,7 +195,7 @@ class Word(str):
 def answers(*specs: object) -> list[str | None]:
     """The identities of one caller under keys of one application."""
     keys, caller, found = Keys(address_key(Trust())), FakeCaller(signed_in=7), dict[Any, str | None]()
-    texts = [identity_of(keys.ready(spec), caller, found) for spec in specs]
+    texts = [keys.ready(spec)(caller, found) for spec in specs]
     return [text for text in texts if not isinstance(text, Waiting)]
 
 
@@ -229,7 +229,7 @@ def test_one_function_is_called_once(kind: type[Greedy], spec: Callable[[Greedy]
 
 def test_a_key_that_is_freed_leaves_no_other_its_identity() -> None:
     keys, caller, found = Keys(address_key(Trust())), FakeCaller(), dict[Any, str | None]()
-    texts = [identity_of(keys.ready(Greedy(str(at)).method), caller, found) for at in range(100)]
+    texts = [keys.ready(Greedy(str(at)).method)(caller, found) for at in range(100)]
     assert len(set(texts)) == 100
 
 

@@ -138,7 +138,7 @@ def asgi_request(vector: dict[str, Any]) -> HttpRequest:
 def test_c07_c08_the_address_table(vector: dict[str, Any], make: Any) -> None:
     key = address_key(Trust.of(vector["trusted_proxies"], vector["trusted_header"]))
     request = make(vector)
-    assert key(DjangoRequestState(request, conf.sync_gate())) == identity_text(("ip", vector["expect"]))
+    assert key(DjangoRequestState(request, conf.sync_gate()), {}) == identity_text(("ip", vector["expect"]))
 
 
 def test_the_state_reads_what_the_application_would_read() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sluicegate.address import Trust, client_address
 from sluicegate.identity import digest, identity_text
-from sluicegate.rules.key import Keys, Known, ReadyKey, address_key, identity_of
+from sluicegate.rules.key import Keys, Known, ReadyKey, address_key
 from sluicegate.runtime.awaiting import Waiting
 from sluicegate.web.bound import Bound
 from sluicegate.web.endpoint import NOWHERE
@@ -97,7 +97,7 @@ async def _async_key(native: Any) -> Any:
 
 async def _answer(key: ReadyKey, caller: FuzzCaller) -> str:
     known: Known = {}
-    while isinstance(found := identity_of(key, caller, known), Waiting):
+    while isinstance(found := key(caller, known), Waiting):
         known[found.at] = await found.answer
     return str(found)
 

@@ -264,7 +264,7 @@ ALSO: Final = {  # functions that do not loop, but read a client's text by built
     "WsgiCaller.path": Loop(CLIENT, lambda text: WsgiCaller({"PATH_INFO": text}).path, "/é\xff\ud800"),
     "Bound.holds": Loop(CLIENT, lambda text: BY_PATH.holds(FuzzCaller(path=text)), "/a\n.é", ("/a", "/a/a/")),
     "the address of a peer": Loop(
-        CLIENT, lambda text: key.address_key(Trust())(FuzzCaller(peer=text, lines=[text])), " :[]%.0"
+        CLIENT, lambda text: key.address_key(Trust())(FuzzCaller(peer=text, lines=[text]), {}), " :[]%.0"
     ),
     "concurrency": Loop(
         QUOTA,
@@ -339,7 +339,7 @@ ASIDE: Final = {
     "web.http:_policies": "the checks of one decision",
     "web.http:_trio": "three numbers",
     "rules.key:Keys.ready": OPERATOR,
-    "rules.key:identity_of": "the parts of one key",
+    "rules.key:_all_of.*": "the parts of one key",
     "rules.key:address_key": OPERATOR,
     "web.access:AccessList.of": OPERATOR,
     "web.access:AccessLists.functions": OPERATOR,

@@ -25,7 +25,7 @@ from sluicegate.errors import QuotaError, RuleError, within
 from sluicegate.identity import identity_text
 from sluicegate.plan import Check, Checks, Decision, Outcome, RateLimitExceeded
 from sluicegate.quota import Quota
-from sluicegate.rules.key import Caller, KeySpec
+from sluicegate.rules.key import KeySpec, ReadyKey
 from sluicegate.rules.rule import QuotaFunction, Rule
 from sluicegate.rules.terms import read
 from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
@@ -165,9 +165,9 @@ class RateThrottle:
         return None if is_changed else key
 
 
-def _key_of(text: str) -> Callable[[Caller], str]:
+def _key_of(text: str) -> ReadyKey:
     """Make the key of one request, whose identity is known."""
-    return lambda _: text
+    return lambda _caller, _known: text
 
 
 @lru_cache(maxsize=1024)

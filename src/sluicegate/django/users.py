@@ -141,7 +141,7 @@ class UserLookup:
         self._before = dict(getattr(self._session, "__dict__", {}))
         self._reads = "_session_cache" not in self._before and bool(getattr(self._session, "session_key", None))
         self._history = history_of(state.gate)
-        self._address = state.gate.settings.address(state)
+        self._address = state.gate.settings.address(state, {})
 
     def start(self) -> Hashable | Awaitable[Hashable | None] | None:
         """Return the user's name, on an event loop an awaitable of it.

@@ -22,7 +22,7 @@ from sluicegate.replay.caller import LoggedRequest, Places, Row
 from sluicegate.replay.candidates import Candidate, rules_of
 from sluicegate.replay.plain import PATIENCE, STRICT, Met, Run, Steps, Strict, reach
 from sluicegate.replay.traffic import COLUMNS, HEADER
-from sluicegate.rules.key import Caller, KeySpec, ReadyKey, identity_of
+from sluicegate.rules.key import Caller, KeySpec, ReadyKey
 from sluicegate.rules.response import Response
 from sluicegate.rules.rollout import EVERYBODY
 from sluicegate.runtime.awaiting import Waiting
@@ -118,7 +118,7 @@ class Ready:
 
     def text_of(self, caller: Caller) -> str | None:
         """Return the identity of a request under the key that all rules have in common, or else its address."""
-        text = identity_of(self.identity, caller, {})
+        text = self.identity(caller, {})
         if isinstance(text, Waiting):
             raise text.refused()
         return text

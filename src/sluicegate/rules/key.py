@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import count
+from itertools import chain, cycle, repeat
 from types import MethodType
 from typing import Any, Final, Protocol
-from weakref import WeakValueDictionary
 
 from sluicegate.address import (
     IPV4_PREFIX,
@@ -28,7 +27,7 @@ from sluicegate.address import (
 )
 from sluicegate.errors import IdentityError, nearest, warn
 from sluicegate.identity import encoder, identity_text, joined
-from sluicegate.runtime.awaiting import Later, Waiting, check_call, label_of, waits
+from sluicegate.runtime.awaiting import Waiting, check_call, label_of, waits
 
 Native = Any
 """The framework's own request, which functions of users get: each framework has another class."""
@@ -38,7 +37,8 @@ KeySpec = str | KeyFunction | tuple[str | KeyFunction, ...]
 
 _FORWARDED: Final = ("X-Forwarded-For", "Forwarded")  # a request that has one has passed a proxy, or is forged
 _CACHED: Final = LONGEST + 1  # characters of a peer; with more than LONGEST it is no address
-_LOOKS: Final = 1000  # the first requests are all checked for a proxy's header; later one in this many
+_LOOKS: Final = 1000  # the first requests are all looked at for a warning; later one in this many
+_KEYS: Final = 1024  # texts whose keys are kept; an application has fewer
 _DEEPEST: Final = 16  # tuples inside of each other: each one costs every request a generator
 _EXPECTED: Final = 'use "user", "ip", "header:Name", "path:name", a tuple of these, or a function of the request'
 
@@ -83,10 +83,13 @@ class Caller(Protocol):
         ...
 
 
-KeyPart = Callable[[Caller], Any]
-"""Returns the text of a caller's identity, None, or a Later of either."""
+Known = dict[Hashable, Any]
+"""What the functions of users have returned for one request, so that none is called twice."""
 
-ReadyKey = KeyPart | tuple["ReadyKey", ...]
+ReadyKey = Callable[[Caller, Known], str | Waiting | None]
+"""Returns the text of a caller's identity; None if the key does not apply. Returns a Waiting if a function of the user
+has returned an awaitable: the caller awaits it, keeps the result in `known`, and calls again.
+"""
 
 
 def validate_key(spec: object) -> None:
@@ -108,7 +111,7 @@ def check_nesting(spec: object) -> None:
 
 
 class Keys:
-    """The prepared keys of one application. The same part of several keys becomes one function, so it is called once.
+    """The keys of one application, each made ready at start-up.
 
     If a named key finds nothing (nobody is signed in, the header is missing), the address is used: a request cannot
     escape its budget by leaving something out. Each identity is tagged with its kind, so that a user called
@@ -116,34 +119,30 @@ class Keys:
     key "user" an error.
     """
 
-    def __init__(self, address: KeyPart, *, strict: bool = False) -> None:
+    def __init__(self, address: ReadyKey, *, strict: bool = False) -> None:
         self._address = address
         self._strict = strict
-        # Weak: a rule that is gone leaves nothing here. Each function refers to its part of a key, so while it is here,
-        # no other object gets the id of that part.
-        self._parts: WeakValueDictionary[Hashable, KeyPart] = WeakValueDictionary()
+        # Cached: rules with the same text have the same key, so a request reads it once, and one of a thousand requests
+        # is looked at for all of them.
+        self._named = lru_cache(maxsize=_KEYS)(self._of_text)
 
     def ready(self, spec: object) -> ReadyKey:
-        """Prepare a key for `identity_of`. Raises IdentityError if `spec` is not a key."""
+        """Make a key ready. Raises IdentityError if `spec` is not a key."""
         if isinstance(spec, tuple) and spec:
-            return tuple([self.ready(part) for part in spec])
-        known = _sameness(spec)
-        found = self._parts.get(known)
-        if found is None:
-            found = self._parts[known] = self._made(spec)
-        return found
-
-    def _made(self, spec: object) -> KeyPart:
+            return _all_of(tuple([self.ready(part) for part in spec]))
         if callable(spec):
             check_call("key", spec, takes=("request",), error=IdentityError)
             return _own(spec)
         if not isinstance(spec, str):
             raise IdentityError("key", spec, problem="not a key", expected=_EXPECTED)
+        return self._named(spec)
+
+    def _of_text(self, spec: str) -> ReadyKey:
         kind, colon, name = spec.partition(":")
         if spec == "ip":
             return self._address
         if spec == "user":
-            return _user(_address_of_nobody(self._address, strict=self._strict))
+            return _user(self._address, strict=self._strict)
         if kind == "header" and TOKEN.fullmatch(name):
             return _header(name, self._address)
         if kind == "path" and name.isidentifier():
@@ -155,49 +154,6 @@ class Keys:
         is_kind = expected != _EXPECTED or (len(kind) <= len("header") and "@" not in kind)
         shown = f"{kind if is_kind else '…'}{colon}{name and '…'}"
         raise IdentityError("key", shown, problem=problem, expected=expected)
-
-
-def _sameness(spec: object) -> Hashable:
-    """Return a value that is equal for two parts only if they are the same: equal functions may return different
-    identities.
-    """
-    if type(spec) is str:
-        return spec
-    if isinstance(spec, MethodType):  # each access to a method makes a new object
-        return id(spec.__self__), id(spec.__func__)
-    return id(spec)
-
-
-Known = dict[Hashable, Any]
-"""What the functions of users have returned for one request, so that none is called twice."""
-
-
-def identity_of(key: ReadyKey, caller: Caller, known: Known, *, rule: str | None = None) -> str | Waiting | None:
-    """Return the text of a caller's identity under a key; None if the key does not apply. Return a Waiting if a key
-    function has returned an awaitable: the caller awaits it, keeps the result in `known`, and calls again.
-
-    `known` has the result of each key and of each part of a key. The parts of a tuple are evaluated one after the
-    other. After a part that returns None, the remaining parts are not evaluated.
-    """
-    if key in known:
-        return known[key]  # type: ignore[no-any-return]
-    text: Any
-    if isinstance(key, tuple):
-        texts: list[str] = []
-        for part in key:
-            text = identity_of(part, caller, known, rule=rule)
-            if text is None:
-                break
-            if type(text) is Waiting:
-                return text
-            texts.append(text)
-        text = joined(texts) if len(texts) == len(key) else None
-    else:
-        text = key(caller)
-        if type(text) is Later:
-            return Waiting(text, rule, "key", text.function, key)
-    known[key] = text
-    return text  # type: ignore[no-any-return]
 
 
 def asked(
@@ -249,7 +205,7 @@ def as_keys_give(identity: object, *, prefix: int, ipv4_prefix: int) -> object:
 
 def address_key(
     trust: Trust, *, prefix: int = IPV6_PREFIX, ipv4_prefix: int = IPV4_PREFIX, strict: bool = False
-) -> KeyPart:
+) -> ReadyKey:
     """Make the key "ip": the address in the trusted header, or else the peer's address; `prefix` bits of an IPv6
     address, and `ipv4_prefix` bits of an IPv4 address.
 
@@ -261,26 +217,32 @@ def address_key(
     for network in trust.everybody:
         warn("SG103", str(network), strict=strict)
 
-    def of_proxies(caller: Caller) -> str:
+    def of_proxies(caller: Caller, known: Known) -> str:
         lines = caller.header(trust.header)
         return _encode_address(client_address(caller.peer, lines, trust, prefix=prefix, ipv4_prefix=ipv4_prefix))
 
     if trust.hops or trust.networks or trust.unix:
         return of_proxies
-    ticks = count()
+    looks = _looks(strict=strict)
 
     @lru_cache(maxsize=4096)  # the identity depends only on the peer
     def of_peer(peer: str | None) -> str:
         return _encode_address(client_address(peer, (), trust, prefix=prefix, ipv4_prefix=ipv4_prefix))
 
-    def of_socket(caller: Caller) -> str:
-        tick = next(ticks)
-        if tick < _LOOKS or strict or not tick % _LOOKS:
+    def of_socket(caller: Caller, known: Known) -> str:
+        if next(looks):
             _look_for_proxies(caller, strict=strict)
         peer = caller.peer  # some servers put any text of a header here: cache only its beginning
         return of_peer(peer and peer[:_CACHED])
 
     return of_socket
+
+
+def _looks(*, strict: bool) -> Iterator[int]:
+    """Yield 1 for each request that is looked at for a warning: the first 1,000 requests, and then one in a
+    thousand; under `strict` all. Yield 0 for the others.
+    """
+    return repeat(1) if strict else chain(repeat(1, _LOOKS), cycle((1, *repeat(0, _LOOKS - 1))))
 
 
 def network_key(trust: Trust, *, prefix: int = IPV6_PREFIX, ipv4_prefix: int = IPV4_PREFIX) -> Callable[[Caller], str]:
@@ -306,16 +268,21 @@ def _look_for_proxies(caller: Caller, *, strict: bool) -> None:
             warn("SG102", name, strict=strict)
 
 
-def _header(name: str, address: KeyPart) -> KeyPart:
-    """Make a key part that returns the first line of a header, or the address if the header is missing."""
+def _header(name: str, address: ReadyKey) -> ReadyKey:
+    """Make a key that returns the first line of a header, or the address if the header is missing."""
     encode = encoder(f"header:{name.lower()}")
-    return lambda caller: encode(lines[0]) if (lines := caller.header(name)) else address(caller)
+    return lambda caller, known: encode(lines[0]) if (lines := caller.header(name)) else address(caller, known)
 
 
-def _path(name: str, address: KeyPart) -> KeyPart:
-    """Make a key part that returns a parameter of the matched path, or the address if there is no such parameter."""
+def _path(name: str, address: ReadyKey) -> ReadyKey:
+    """Make a key that returns a parameter of the matched path, or the address if there is no such parameter."""
     encode = encoder(f"path:{name}")
-    return lambda caller: address(caller) if (value := caller.path_value(name)) is None else encode(value)
+
+    def key(caller: Caller, known: Known) -> str | Waiting | None:
+        value = caller.path_value(name)
+        return address(caller, known) if value is None else encode(value)
+
+    return key
 
 
 def parts_of(key: object) -> Iterator[object]:
@@ -332,57 +299,61 @@ def reads_user(key: object) -> bool:
     return "user" in parts_of(key)
 
 
-def _address_of_nobody(address: KeyPart, *, strict: bool) -> KeyPart:
-    """Make a key part that returns the address of a request without a user. It warns (SG110) of a user who will be
-    known only inside the application.
+def _user(address: ReadyKey, *, strict: bool) -> ReadyKey:
+    """Make a key that returns the signed-in user, or the address if nobody is signed in.
 
-    It looks at the first 1,000 of these requests, then at one in a thousand, until it warned; under `strict` at all.
+    It warns (SG110) of a user who will be known only inside the application. It looks at the first 1,000 requests
+    without a user, then at one in a thousand, until it warned; under `strict` at all.
     """
-    ticks, warned = count(), False
+    encode, looks = encoder("user"), _looks(strict=strict)
 
-    def of_nobody(caller: Caller) -> object:
-        nonlocal warned
-        if not warned:
-            tick = next(ticks)
-            if (tick < _LOOKS or strict or not tick % _LOOKS) and caller.signs_in_later():
-                warn("SG110", "user", strict=strict)
-                warned = True
-        return address(caller)
-
-    return of_nobody
-
-
-def _user(nobody: KeyPart) -> KeyPart:
-    """Make a key part that returns the signed-in user, or what `nobody` returns if nobody is signed in."""
-    encode = encoder("user")
-
-    def key(caller: Caller) -> object:
-        user = caller.user()
+    def key(caller: Caller, known: Known) -> str | Waiting | None:
+        nonlocal looks
+        user = known["user"] if "user" in known else caller.user()
         if user is None:  # first: nobody has signed in to most requests
-            return nobody(caller)
-        if waits(user):
-
-            def encoded(found: object) -> object:
-                return nobody(caller) if found is None else encode(found)
-
-            return Later(user, encoded, function="user")
-        return encode(user)
+            if next(looks) and caller.signs_in_later():
+                warn("SG110", "user", strict=strict)
+                looks = repeat(0)
+            return address(caller, known)
+        return Waiting(user, None, "key", "user", "user") if waits(user) else encode(user)
 
     return key
 
 
-def _own(function: KeyFunction) -> KeyPart:
-    """Make a key part that returns the identity that a user's function returns."""
+def _own(function: KeyFunction) -> ReadyKey:
+    """Make a key that returns the identity that a user's function returns."""
+    at = _place_of(function)
 
-    def encode(identity: object) -> str | None:
+    def key(caller: Caller, known: Known) -> str | Waiting | None:
+        identity = asked(function, caller, known, at=at, rule=None, option="key")
+        if identity is None or type(identity) is Waiting:
+            return identity
         try:
-            return None if identity is None else identity_text(identity)
+            return identity_text(identity)
         except IdentityError as error:
             error.within(f"key {label_of(function)}")
             raise
 
-    def key(caller: Caller) -> object:
-        identity = function(caller.native)
-        return Later(identity, encode, function=function) if waits(identity) else encode(identity)
+    return key
+
+
+def _place_of(function: KeyFunction) -> Hashable:
+    """Return where the result of a key function is kept. Two places are equal only if the functions are the same: equal
+    functions may return different identities. A method is compared by its object's identity, so it makes the place.
+    """
+    return function if isinstance(function, MethodType) else MethodType(identity_text, function)
+
+
+def _all_of(parts: tuple[ReadyKey, ...]) -> ReadyKey:
+    """Make the key of a tuple. After a part that returns None, the remaining parts are not evaluated."""
+
+    def key(caller: Caller, known: Known) -> str | Waiting | None:
+        texts: list[str] = []
+        for part in parts:
+            text = part(caller, known)
+            if not isinstance(text, str):
+                return text
+            texts.append(text)
+        return joined(texts)
 
     return key

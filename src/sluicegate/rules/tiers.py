@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 from sluicegate.errors import RuleError, shows_half_made, takes_names
 from sluicegate.rules.key import Native
 from sluicegate.rules.terms import Quotas, QuotaSpec, read
-from sluicegate.runtime.awaiting import Later, check_call, waits
+from sluicegate.runtime.awaiting import check_call, waits
 
 Tier = Quotas | None
 TierFunction = Callable[[Native], Hashable | Awaitable[Hashable]]
@@ -90,9 +90,13 @@ class Tiers:
     def __call__(self, request: Native) -> Tier | Awaitable[Tier]:
         """Return the quotas of a request's tier; None for a tier without a limit."""
         tier = self.by(request)
-        return Later(tier, self._quotas, function=self.by) if waits(tier) else self._quotas(tier)
+        return self._awaited(tier) if waits(tier) else self.quotas(tier)
 
-    def _quotas(self, tier: object) -> Tier:
+    async def _awaited(self, tier: Awaitable[object]) -> Tier:
+        return self.quotas(await tier)
+
+    def quotas(self, tier: object) -> Tier:
+        """Return the quotas of the tier with this name. Raises RuleError if the tier is unknown."""
         if _among(self.table, tier):
             return self.table[tier]
         if self.default is None:

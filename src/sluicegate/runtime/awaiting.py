@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Generator, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from types import FunctionType
-from typing import Final, Generic, NamedTuple, TypeGuard, TypeVar
+from typing import Final, NamedTuple, TypeGuard, final
 
 from sluicegate.errors import AsyncMismatchError, ConfigurationError
 
-T = TypeVar("T")
 _READY: Final = frozenset({str, tuple, int, bytes, bool, type(None)})  # the types of nearly all results
 _CALLED: Final = "an async function, but this application is called synchronously"
 
@@ -118,6 +117,7 @@ def _signature(function: Callable[..., object]) -> inspect.Signature:
     return inspect.signature(function, follow_wrapped=False)
 
 
+@final
 class Waiting(NamedTuple):
     """An awaitable that a user's function returned, with the rule and the option that the function belongs to. Its
     result is kept under `at` with the other results of the request.
@@ -133,21 +133,3 @@ class Waiting(NamedTuple):
         """Close the awaitable, and return the error for an application that cannot await it."""
         close_unawaited(self.answer)
         return async_mismatch(self.option if self.rule is None else f"rule {self.rule!r}: {self.option}", self.function)
-
-
-class Later(Generic[T]):
-    """A result that is computed from an awaitable after it was awaited. The awaitable may be closed instead."""
-
-    __slots__ = ("_answer", "_make", "function")
-
-    def __init__(self, answer: Awaitable[object], make: Callable[[object], T], *, function: object) -> None:
-        self._answer = answer
-        self._make = make
-        self.function = function  # the user's function that returned the awaitable
-
-    def __await__(self) -> Generator[object, object, T]:
-        return self._make((yield from self._answer.__await__()))
-
-    def close(self) -> None:
-        """Close the awaitable without awaiting it."""
-        close_unawaited(self._answer)

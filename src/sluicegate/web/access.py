@@ -14,7 +14,7 @@ from sluicegate.address import MEANT, Network, Trust, exact_address, is_in, netw
 from sluicegate.errors import SettingsError, within
 from sluicegate.identity import identity_text
 from sluicegate.plan import FORBIDDEN, Checks, Decision
-from sluicegate.rules.key import Caller, KeySpec, Known, ReadyKey, as_keys_give, asked, can_be, identity_of
+from sluicegate.rules.key import Caller, KeySpec, Known, ReadyKey, as_keys_give, asked, can_be
 from sluicegate.runtime.awaiting import Waiting, check_call
 
 Function = Callable[..., object]
@@ -66,7 +66,7 @@ class AccessList(NamedTuple):
             if address is not None and is_in(address, self.networks):
                 return True
         if self.identities:
-            text = identity_of(key, caller, known)
+            text = key(caller, known)
             if type(text) is Waiting:
                 return text
             if text in self.identities:
@@ -121,7 +121,7 @@ class AccessLists:
         """Return FORBIDDEN for a caller on `deny`, no checks for a caller on `allow`, and None for a caller on neither.
         Return a Waiting if a function must be awaited first.
 
-        `key` is the application's key. `identity_of` explains `known`.
+        `key` is the application's key. `known` has what the functions of users have returned for the request.
         """
         for each in self._lists:
             found = each.has(caller, self._trust, key=key, known=known)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from sluicegate.errors import shows_half_made, warn
 from sluicegate.plan import Terms
 from sluicegate.rules.key import Caller, ReadyKey
+from sluicegate.rules.rollout import EVERYBODY
 from sluicegate.rules.rule import METHODS, Rule
 from sluicegate.web.endpoint import Endpoint
+
+Chosen = tuple[tuple[Terms, ...], int]
+"""The terms and the cost of a rule for one request."""
 
 
 @shows_half_made
@@ -26,8 +30,16 @@ class Bound:
     routes: frozenset[str] | None
     path: re.Pattern[str] | None
     terms: tuple[Terms, ...] | None  # None: the quota is a function of the request
-    narrow: bool  # the rule has methods or a path
     share: int  # enforced for this share of identities, in parts of EVERYBODY; in shadow for the rest
+    # Two questions instead of one for each option, in each request.
+    is_conditional: bool = field(init=False)  # the rule has methods, a path or a `when`
+    fixed: Chosen | None = field(init=False)  # what the rule has for every request; None if that depends on the request
+
+    def __post_init__(self) -> None:
+        rule, terms = self.rule, self.terms
+        object.__setattr__(self, "is_conditional", (self.methods, self.path, rule.when) != (None, None, None))
+        varies = terms is None or self.share != EVERYBODY or rule.per_method or not isinstance(rule.cost, int)
+        object.__setattr__(self, "fixed", None if varies else (terms, rule.cost))
 
     def holds(self, caller: Caller) -> bool:
         """True if the rule applies to the request's method and path."""

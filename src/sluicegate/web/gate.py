@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
 from dataclasses import replace
 from fnmatch import translate
 from functools import partial
+from operator import itemgetter
 from threading import RLock
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from sluicegate.clock import SystemClock
 from sluicegate.errors import RuleError, nearest
@@ -25,24 +26,27 @@ from sluicegate.rules.key import (
     Keys,
     KeySpec,
     Known,
+    ReadyKey,
     as_keys_give,
     asked,
-    identity_of,
     network_key,
+    parts_of,
     reads_user,
 )
 from sluicegate.rules.rollout import EVERYBODY, picked, share
-from sluicegate.rules.rule import QuotaFunction, Rule
+from sluicegate.rules.rule import Rule
 from sluicegate.rules.terms import whole_cost
 from sluicegate.rules.tiers import Tiers
 from sluicegate.runtime import fork
 from sluicegate.runtime.awaiting import Waiting, async_mismatch, is_async
-from sluicegate.stores import Mode, terms_of
-from sluicegate.web.bound import NO_BOUNDS, Bound, Bounds, names_of, of_method, unique, warn_of_names
+from sluicegate.stores import Mode
+from sluicegate.web.bound import NO_BOUNDS, Bound, Bounds, Chosen, names_of, of_method, unique, warn_of_names
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name
 from sluicegate.web.marks import EXEMPT, Mark
 from sluicegate.web.settings import Settings
 from sluicegate.web.settlement import AsyncSettlement, Settlement
+
+_TERMS: Final[Callable[[Check], Terms]] = itemgetter(0)
 
 
 class Undecided(Exception):  # users never see it
@@ -74,7 +78,7 @@ class _Rules:
         if settings.lists is not None:
             for option, function in settings.lists.functions:
                 self._check_sync(option, function)
-            for part in _parts_of(settings.key) if settings.lists.asks_the_key else ():
+            for part in parts_of(settings.key) if settings.lists.asks_the_key else ():
                 self._check_sync("key", part)
         clock = getattr(settings.store, "clock", None) if settings.clock is None else settings.clock
         self._now_us = (SystemClock() if clock is None else clock).now_us
@@ -160,7 +164,7 @@ class _Rules:
         if rule.error_message is None and self.settings.error_message is not None:
             rule = replace(rule, error_message=self.settings.error_message)
         key = self.settings.key if rule.key is None else rule.key
-        functions = [("key", part) for part in _parts_of(key)]
+        functions = [("key", part) for part in parts_of(key)]
         for option, function in (*functions, _quota_of(rule), ("cost", rule.cost), ("when", rule.when)):
             self._check_sync(f"rule {rule.name!r}: {option}", function)
         self._check_answer(f"rule {rule.name!r}: on_denied", rule.on_denied)
@@ -170,18 +174,14 @@ class _Rules:
                 self._accept(each)
                 self.may_owe = self.may_owe or each.held or each.refund_when is not None
         self.may_owe = self.may_owe or not rule.known
-        narrow, shared = rule.methods is not None or rule.path is not None, share(rule.mode, rule.enforce_percent)
-        terms = None if callable(rule.quota) else rule.terms(self.settings.algorithm)
-        ready = self._key if rule.key is None else self._keys.ready(key)
         return Bound(
             rule=rule,
-            key=ready,
+            key=self._key if rule.key is None else self._keys.ready(key),
             methods=cast("frozenset[str] | None", rule.methods),
             routes=cast("frozenset[str] | None", rule.route),
             path=None if rule.path is None else re.compile(translate(rule.path)),
-            terms=terms,
-            narrow=narrow,
-            share=shared,
+            terms=None if callable(rule.quota) else rule.terms(self.settings.algorithm),
+            share=share(rule.mode, rule.enforce_percent),
         )
 
     def _counted(self, identity: object) -> object:
@@ -197,50 +197,44 @@ class _Rules:
         if not self._awaits_answers:
             self._check_sync(what, function)
 
-    def resolve(self, caller: Caller, bounds: Iterable[Bound], known: Known) -> Checks | Decision | Waiting:
+    def resolve(self, caller: Caller, bounds: Bounds, known: Known) -> Checks | Decision | Waiting:
         """Return the checks of a request; FORBIDDEN for a caller on the `deny` list.
 
         Return a Waiting if a user's function has returned an awaitable. The caller awaits it, keeps the result in
         `known`, and calls again: no function runs twice, because `known` has what each one has returned.
         """
-        if self._lists is not None:  # first: for a listed client no rule and no store is consulted
+        # First: for a listed client no rule and no store is consulted. Not if no rule applies to anybody.
+        if self._lists is not None and (bounds or self.denies):
             listed = self._lists.resolve(caller, self._key, known)
             if listed is not None:
                 return listed
         checks: list[Check] = []
+        key: ReadyKey | None = None
+        text: str | None = None
         for bound in bounds:
-            if bound.narrow and not bound.holds(caller):  # first: a user's function gets only requests of its rule
-                continue
-            rule, terms, cost = bound.rule, bound.terms, bound.rule.cost
-            if rule.when is not None:
-                wanted = asked(rule.when, caller, known, at=(bound, "when"), rule=rule.name, option="when")
-                if type(wanted) is Waiting:
-                    return wanted
-                if not wanted:
+            if bound.is_conditional:  # first: a user's function gets only requests of its rule
+                applies = _applies(bound, caller, known)
+                if type(applies) is Waiting:
+                    return applies
+                if not applies:
                     continue
-            text = identity_of(bound.key, caller, known, rule=rule.name)
+            if bound.key is not key:  # most rules have the key of the rule before them
+                key = bound.key
+                found = key(caller, known)
+                if type(found) is Waiting:
+                    return found._replace(rule=bound.rule.name)
+                text = found if self._seal is None or found is None else self._seal(found)
             if text is None:
                 continue
-            if not isinstance(text, str):
-                return text
-            text = text if self._seal is None else self._seal(text)
-            if terms is None:
-                given, (option, named) = cast("QuotaFunction", rule.quota), _quota_of(rule)
-                quota = asked(given, caller, known, at=(bound, "quota"), rule=rule.name, option=option)
-                if type(quota) is Waiting:
-                    return quota._replace(function=named)
-                if quota is None:
+            chosen = bound.fixed
+            if chosen is None:
+                made = self._chosen(bound, caller, known, identity=text)
+                if made is None:
                     continue
-                terms = rule.terms(self.settings.algorithm, quota)
-            if bound.share != EVERYBODY:
-                terms = picked(terms, text, bound.share)
-            if rule.per_method:
-                terms = of_method(terms, caller.method)
-            if not isinstance(cost, int):
-                cost = asked(cost, caller, known, at=(bound, "cost"), rule=rule.name, option="cost")
-                if type(cost) is Waiting:
-                    return cost
-                cost = whole_cost(f"rule {rule.name!r}: cost", cost)
+                if isinstance(made, Waiting):
+                    return made
+                chosen = made
+            terms, cost = chosen
             for each in terms:
                 check = new(Check, (each, text, cost))
                 if checks:
@@ -249,6 +243,30 @@ class _Rules:
                     checks.append(check)
         # Bans last: a store counts the refusals of the checks before them.
         return with_bans(checks) if self._bans else tuple(checks)
+
+    def _chosen(self, bound: Bound, caller: Caller, known: Known, *, identity: str) -> Chosen | Waiting | None:
+        """Return the terms and the cost that a rule has for this request and identity; None if it has no limit."""
+        rule, terms, cost = bound.rule, bound.terms, bound.rule.cost
+        if terms is None:
+            option, function = _quota_of(rule)
+            quota = asked(function, caller, known, at=(bound, "quota"), rule=rule.name, option=option)
+            if type(quota) is Waiting:
+                return quota
+            if isinstance(rule.quota, Tiers):
+                quota = rule.quota.quotas(quota)
+            if quota is None:
+                return None
+            terms = rule.terms(self.settings.algorithm, quota)
+        if bound.share != EVERYBODY:
+            terms = picked(terms, identity, bound.share)
+        if rule.per_method:
+            terms = of_method(terms, caller.method)
+        if not isinstance(cost, int):
+            cost = asked(cost, caller, known, at=(bound, "cost"), rule=rule.name, option="cost")
+            if type(cost) is Waiting:
+                return cost
+            cost = whole_cost(f"rule {rule.name!r}: cost", cost)
+        return terms, cost
 
     def _noted(self, decision: Decision, caller: Caller) -> Decision:
         """Deliver a decision that needed no store. Return it."""
@@ -280,23 +298,22 @@ class Gate(_Rules):
 
         `before` gets the checks and returns those to decide. A peek has no event. Raises Undecided.
         """
-        if not (bounds or self.denies):
-            return None
         try:
-            found = self.resolve(caller, bounds, {})
-            if isinstance(found, Waiting):
-                raise found.refused()
+            checks = self.resolve(caller, bounds, {})
         except Undecided as error:
             self._noted(error.decision, caller)
             raise
-        if isinstance(found, Decision):
-            return self._noted(found, caller)
-        checks = found if before is None else before(found)
+        if isinstance(checks, Waiting):
+            raise checks.refused()
+        if isinstance(checks, Decision):
+            return self._noted(checks, caller)
+        if before is not None:
+            checks = before(checks)
         if not checks:
             return None
-        limiter, network = self.limiter, partial(self._network, caller)
-        run = limiter.runs[mode][terms_of(checks)]
-        return limiter.decide(run, checks, network, caller=caller, noted=mode != "peek")
+        run = self.limiter.runs[mode][tuple(map(_TERMS, checks))]
+        network = partial(self._network, caller)
+        return self.limiter.decide(run, checks, network, caller=caller, noted=mode != "peek")
 
     def settlement(self) -> Settlement:
         """Return an object that refunds and releases the charges of one request that this gate has allowed."""
@@ -330,25 +347,24 @@ class AsyncGate(_Rules):
         *,
         mode: Mode = "charge",
     ) -> Decision | None:
-        if not (bounds or self.denies):
-            return None
         known: Known = {}
         try:
-            while isinstance(found := self.resolve(caller, bounds, known), Waiting):
-                known[found.at] = await found.answer
+            while type(checks := self.resolve(caller, bounds, known)) is Waiting:
+                known[checks.at] = await checks.answer
         except Undecided as error:
             self._noted(error.decision, caller)
             raise
-        if isinstance(found, Decision):
-            return self._noted(found, caller)
-        checks = found if before is None else await before(found)
+        if type(checks) is Decision:
+            return self._noted(checks, caller)
+        if before is not None:
+            checks = await before(checks)
         if not checks:
             return None
-        limiter, network = self.limiter, partial(self._network, caller)
-        run = limiter.runs[mode][terms_of(checks)]
-        holds = self.may_owe and any([check.terms.held for check in checks])
-        undo = self.settlement().release_late if holds else None
-        made = limiter.decide(run, checks, network, caller=caller, noted=mode != "peek", undo=undo)
+        run, undo = self.limiter.runs[mode][tuple(map(_TERMS, checks))], None
+        if self.may_owe and any([check.terms.held for check in checks]):
+            undo = self.settlement().release_late
+        network = partial(self._network, caller)
+        made = self.limiter.decide(run, checks, network, caller=caller, noted=mode != "peek", undo=undo)
         return made if type(made) is Decision else await made
 
     def settlement(self) -> AsyncSettlement:
@@ -366,13 +382,16 @@ def _options(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in OPTIONS}
 
 
-def _parts_of(key: KeySpec) -> tuple[object, ...]:
-    """Return the parts of a key, including the parts of a tuple inside a tuple."""
-    return tuple([each for part in key for each in _parts_of(part)]) if isinstance(key, tuple) else (key,)
+def _applies(bound: Bound, caller: Caller, known: Known) -> Any:
+    """Return whether a rule applies to a request, as its methods, its path and its `when` say; perhaps a Waiting."""
+    rule = bound.rule
+    if not bound.holds(caller):
+        return False
+    return rule.when is None or asked(rule.when, caller, known, at=(bound, "when"), rule=rule.name, option="when")
 
 
-def _quota_of(rule: Rule) -> tuple[str, object]:
-    """Return the name of the option that gives a rule's quota, and its value."""
+def _quota_of(rule: Rule) -> tuple[str, Any]:
+    """Return the name of the option that chooses a rule's quota, and its value."""
     return ("Tiers.by", rule.quota.by) if isinstance(rule.quota, Tiers) else ("quota", rule.quota)
 
 

@@ -36,7 +36,7 @@ from sluicegate.identity import Seal
 from sluicegate.plan import FAILURE_POLICIES, Decision, FailurePolicy, Handlers
 from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
-from sluicegate.rules.key import KeyPart, KeySpec, address_key, check_nesting, validate_key
+from sluicegate.rules.key import KeySpec, ReadyKey, address_key, check_nesting, validate_key
 from sluicegate.rules.rollout import Mode, share
 from sluicegate.rules.rule import AnswerFunction, Rule, check_answer
 from sluicegate.rules.terms import make_terms, read
@@ -161,7 +161,7 @@ class Settings:
     application: str = ""
     clock: Clock | None = None
     trust: Trust = field(init=False)
-    address: KeyPart = field(init=False, repr=False, compare=False)
+    address: ReadyKey = field(init=False, repr=False, compare=False)
     lists: AccessLists | None = field(init=False, repr=False, compare=False)
     source: str = field(repr=False, compare=False, default="")
 
