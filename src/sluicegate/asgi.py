@@ -193,6 +193,35 @@ class Exchange(RequestState):
             self.refused = refused
         return self.refused is not None
 
+    def pass_on(self, scope: Scope, send: Send, message: Message) -> Awaitable[None]:
+        """Send a message of the application. The start of the response gets the fields of the decision."""
+        kind = message["type"]
+        if self.refused is not None:
+            return _nothing()  # the message belongs to a response that was held back
+        if kind in BEGINNINGS:
+            if sys.exception() is not None and self.holds_back(message, scope):
+                return _nothing()
+            self.begun = kind
+        if self.settlement is not None:
+            return self._settle_and_send(message, _async(self.settlement), send)
+        if kind in STARTS and self.decision is not None:
+            message = with_fields(message, self.decision, self.gate.settings.headers)
+        return send(message)
+
+    async def _settle_and_send(self, message: Message, settlement: AsyncSettlement, send: Send) -> None:
+        """Send a message of a request with a settlement: refund, renew or release charges if the message needs it."""
+        message = listed(message) if message["type"] in BEGINNINGS else message
+        response = None if settlement.answered_once else response_of(message)
+        if response is None:
+            await settlement.going_on()
+        else:  # before the fields: they show what the refund has left
+            self.regain(await settlement.answered(response))
+        if self.decision is not None and message["type"] in STARTS:
+            message = with_fields(message, self.decision, self.gate.settings.headers)
+        await send(message)
+        if is_last(message):
+            await settlement.sent()
+
 
 def charge(scope: Scope, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> AsyncCharge:
     """Charge this request under a rule of the application's own: `await` it, or write `async with` before it.
@@ -249,21 +278,21 @@ class RateLimitMiddleware:
         application, scope_state = scope.get("app"), scope.get("state")  # a mounted application replaces the first
         if scope_state is None:
             scope_state = scope["state"] = {}
-        gate = self.gate
-        outer, state = scope_state.get(_STATE), Exchange(gate)
-        if outer is not None and not isinstance(outer, Exchange):
-            raise _name_taken()
-        scope_state[_STATE] = state
+        gate, outer = self.gate, scope_state.get(_STATE)
+        state = scope_state[_STATE] = Exchange(gate)
+        if outer is not None:
+            if not isinstance(outer, Exchange):
+                raise _name_taken()
+            state.enforced = outer.enforced  # what it has enforced counts here too
         if self._events is not None:  # the application may change the root path and the method
             state.made, state.is_over = [], False
             state.at = scope.get("root_path", ""), scope.get("method", "GET")
             if kind == "websocket":
                 send = _until_answered(send, partial(self._deliver, state, scope))
+        adding = partial(state.pass_on, scope, send)
         try:
             if self.settings.enabled:
                 caller, (endpoint, marks) = self.arrive(scope)
-                if outer is not None:  # what it has enforced counts here too
-                    state.enforced = outer.enforced
                 bounds = gate.bind(endpoint, state.enforced and state.enforced.intersection(endpoint.marks))
                 if marks:  # a class's method has its marks, and the endpoint the same under other names
                     state.enforced = state.enforced.union(endpoint.marks, marks)
@@ -271,32 +300,31 @@ class RateLimitMiddleware:
                 is_options = scope.get("method") == "OPTIONS"
                 if is_options and is_preflight("OPTIONS", caller.header) and self.answers_preflight(scope):
                     bounds = NO_BOUNDS  # no view runs
-                if bounds or gate.denies:
-                    decision = await gate.decide(caller, bounds)
-                    if gate.may_owe:
-                        state.note(decision)
-                    else:
-                        state.decision = decision  # the first of this request
-                    if outer is not None:
-                        warn_of_twice(outer, gate, decision)
-                    if decision is not None and not decision.allowed:
-                        if kind == "websocket":
-                            await receive()  # ASGI: receive the handshake before the response to it
-                        await self._deny(decision, caller, (scope, receive, send), state=state, application=application)
-                        return
+                decision = await gate.decide(caller, bounds)
+                if gate.may_owe:
+                    state.note(decision)
+                else:
+                    state.decision = decision  # the first of this request
+                if outer is not None:
+                    warn_of_twice(outer, gate, decision)
+                if decision is not None and not decision.allowed:
+                    if kind == "websocket":
+                        await receive()  # ASGI: receive the handshake before the response to it
+                    await self._deny(decision, caller, (receive, send, adding), state=state, application=application)
+                    return
             if outer is not None:
                 outer.covered = True
             before = SERVED.get()
             SERVED.set(scope)
             try:
                 try:  # every other error of the application passes
-                    await self.app(scope, receive, self._adding_fields(state, scope, send))
+                    await self.app(scope, receive, adding)
                 except (RateLimitExceeded, RuntimeError) as error:
                     if not state.takes(error):
                         raise
                 if state.refused is not None:
                     refused, state.refused = state.refused, None
-                    call = scope, receive, send
+                    call = receive, send, adding
                     await self._deny(refused, self.caller(scope), call, state=state, application=application)
             finally:
                 state.begun = _ENDED  # first: from now on nothing takes a slot that nothing would release
@@ -391,69 +419,36 @@ class RateLimitMiddleware:
             state.at = self.template(scope, root_path), method.upper()  # also for events that come later
             self._events.deliver(state)
 
-    def _adding_fields(self, state: Exchange, scope: Scope, send: Send) -> Send:
-        """Make a `send` that adds the fields of the decision to the start of the response."""
-        dialect = self.settings.headers
-
-        def send_with_fields(message: Message) -> Awaitable[None]:
-            kind = message["type"]
-            if state.refused is not None:
-                return _nothing()  # the message belongs to a response that was held back
-            if kind in BEGINNINGS:
-                if sys.exception() is not None and state.holds_back(message, scope):
-                    return _nothing()
-                state.begun = kind
-            if state.settlement is not None:
-                return self._settle_and_send(message, state, send)
-            if state.decision is not None and kind in STARTS:
-                message = with_fields(message, state.decision, dialect)
-            return send(message)
-
-        return send_with_fields
-
-    async def _settle_and_send(self, message: Message, state: Exchange, send: Send) -> None:
-        """Send a message of a request with a settlement: refund, renew or release charges if the message needs it."""
-        settlement = _async(state.settlement)
-        message = listed(message) if message["type"] in BEGINNINGS else message
-        response = None if settlement.answered_once else response_of(message)
-        if response is None:
-            await settlement.going_on()
-        else:  # before the fields: they show what the refund has left
-            state.regain(await settlement.answered(response))
-        if state.decision is not None and message["type"] in STARTS:
-            message = with_fields(message, state.decision, self.settings.headers)
-        await send(message)
-        if is_last(message):
-            await settlement.sent()
-
     async def _deny(
         self,
         decision: Decision,
         caller: AsgiCaller,
-        call: tuple[Scope, Receive, Send],
+        call: tuple[Receive, Send, Send],
         *,
         state: Exchange,
         application: object,
     ) -> None:
-        """Respond to a refused request: before its body is read, or later if the application raised the refusal."""
-        scope, receive, send = call
+        """Respond to a refused request: before its body is read, or later if the application raised the refusal.
+
+        `call` has the functions of the request, and the `send` that adds the fields.
+        """
+        (receive, send, adding), scope = call, caller.scope
         start, rest = HTTP
         if scope["type"] != "http":
             if state.begun or not can_deny(scope):
                 closing = {"type": "websocket.close", "code": 1008, "reason": REASON}
-                await self._adding_fields(state, scope, send)(closing)
+                await adding(closing)
                 return
             start, rest = WEBSOCKET
-        own_send = self._adding_fields(state, scope, send)
-        answering = self.own_answer(decision, caller, application, call=(receive, own_send))
+        answering = self.own_answer(decision, caller, application, call=(receive, adding))
         if answering is not None and (own := await answering) is not None:
-            await own(scope, receive, own_send)
+            await own(scope, receive, adding)
             return
         if state.begun:  # a handler of the user has answered the handshake itself
             return
         dialect = self.settings.headers
         if state.decision is not decision:  # the fields cover all decisions about the request
-            send, dialect = own_send, None
+            send, dialect = adding, None
         answer = denial(decision, dialect, accept=",".join(caller.header("accept")))
         body = b"" if scope.get("method") == "HEAD" else answer.body
         await send({"type": start, "status": answer.status, "headers": [*answer.lines]})

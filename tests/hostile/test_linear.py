@@ -291,6 +291,7 @@ ASIDE: Final = {
     "django.throttles:*": "the throttles of one view, and the checks of one decision",
     "drf:*": "the throttles of one view",
     "django.status:*": "the gates of this process",
+    "web.asgi_messages:_texts": "the rules of one decision",
     "rules.key:as_keys_give": OPERATOR,
     "rules.key:parts_of": OPERATOR,
     "rules.key:check_nesting": OPERATOR,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from functools import lru_cache
+from operator import itemgetter, methodcaller
 from typing import Any, Final
 
 from sluicegate.clock import MICROSECOND
-from sluicegate.plan import Decision, Terms
+from sluicegate.plan import Check, Decision, Terms
 from sluicegate.rules.response import Headers, Response
-from sluicegate.web.http import LESS, NAMES, Fields, encoded, fields_for, item_text, merge
+from sluicegate.web.http import LESS, NAMES, Fields, encoded, fields_for, merge, policy_text
 
 Message = MutableMapping[str, Any]
 
@@ -47,11 +48,22 @@ def is_last(message: Message) -> bool:
 _NAMES: Final = frozenset([name.encode("latin-1") for name in NAMES])
 
 
+# Functions of C: a loop over the fields of a response would take longer than all the rest.
+_TERMS: Final[Callable[[Check], Terms]] = itemgetter(0)
+_NAME: Final[Callable[[tuple[bytes, bytes]], bytes]] = itemgetter(0)
+_LOWER: Final = methodcaller("lower")
+
+
 @lru_cache(maxsize=4096)
-def _item_text(terms: Terms) -> tuple[bytes, bytes] | None:
-    """Return the values of `item_text`, encoded for ASGI messages."""
-    text = item_text(terms)
-    return None if text is None else (text[0][1].encode("latin-1"), text[1].encode("latin-1"))
+def _texts(rules: tuple[Terms, ...]) -> tuple[bytes, bytes] | None:
+    """Return the constant text of draft 11 for these rules: their policies, and their items with places for two numbers
+    each. None if there are no rules, and if one of them has no item or one without a time.
+    """
+    texts = [text for text in map(policy_text, rules) if text is not None and text[2]]
+    if not texts or len(texts) < len(rules):
+        return None
+    policies, items = [text[0][1] for text in texts], [text[1].replace("%", "%%") + "%d;t=%d" for text in texts]
+    return ", ".join(policies).encode("latin-1"), ", ".join(items).encode("latin-1")
 
 
 @lru_cache(maxsize=64)
@@ -69,20 +81,16 @@ def with_fields(message: Message, decision: Decision, dialect: str | None) -> Me
     status, own = message["status"], [*message.get("headers", ())]
     allowed, checks, outcomes = decision
     if allowed and dialect == "draft-11" and status // 100 == 2:
-        policies: list[bytes] = []
-        items: list[bytes] = []
-        # Not `strict`, which takes as long as a rule: both have one for each rule.
-        for (terms, _, _), (_, _, left, _, _, ahead, _, source) in zip(checks, outcomes):  # noqa: B905
-            text = _item_text(terms)
-            if text is not None and ahead and source != "policy":  # without a time, or a count, it has another form
-                policies.append(text[0])
-                items.append(text[1] % (left, (ahead + LESS) // MICROSECOND))
-        for name, _ in own:
-            if name.lower() in _NAMES:
-                break  # the application's own field and ours become one
+        texts = _texts(tuple(map(_TERMS, checks)))
+        numbers: tuple[int, ...] = ()
+        for _, _, left, _, _, ahead, _, source in outcomes:
+            if not ahead or source == "policy":  # an item without a time, or no item
+                break
+            numbers += left, (ahead + LESS) // MICROSECOND
         else:
-            if items and len(items) == len(checks):
-                own += (b"ratelimit-policy", b", ".join(policies)), (b"ratelimit", b", ".join(items))
+            # Not if the application has such a field of its own: it and ours become one.
+            if texts is not None and _NAMES.isdisjoint(map(_LOWER, map(_NAME, own))):
+                own += (b"ratelimit-policy", texts[0]), (b"ratelimit", texts[1] % numbers)
                 return {**message, "headers": own}
     fields = fields_for(decision, dialect, status=status)
     if fields or "headers" in message:  # an iterator has been read

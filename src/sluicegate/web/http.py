@@ -263,15 +263,6 @@ def policy_text(terms: Terms) -> tuple[Field, str, bool] | None:
     return ("RateLimit-Policy", f"{name};q={terms.limit};{unit}"), f"{name};r=", not terms.held
 
 
-@lru_cache(maxsize=4096)
-def item_text(terms: Terms) -> tuple[Field, str] | None:
-    """Return the policy of a rule whose item has a time, and the item with places for two numbers; None for any other
-    rule.
-    """
-    text = policy_text(terms)
-    return (text[0], text[1].replace("%", "%%") + "%d;t=%d") if text is not None and text[2] else None
-
-
 def encoded(field: Field) -> tuple[bytes, bytes]:
     """Return a field encoded for ASGI messages."""
     return field[0].lower().encode("latin-1"), field[1].encode("latin-1")
