@@ -540,10 +540,8 @@ def responds_to_preflight(layers: Iterable[object]) -> bool | None:
 
 def state_of(scope: Scope) -> RequestState | None:
     """Return the state of this scope's request; None if no adapter has seen the request."""
-    state: Any = scope.get("state")
-    # A dict first: nearly always it is one, and the other class is abstract, so it takes long to compare.
-    is_mapping = isinstance(state, dict) or isinstance(state, MutableMapping)  # noqa: SIM101
-    found: object = state.get(_STATE) if is_mapping else getattr(state, _STATE, None)
+    state = scope.get("state")
+    found = None if state is None else state.get(_STATE)
     return found if isinstance(found, RequestState) else None
 
 

@@ -46,7 +46,6 @@ from sluicegate.web.marks import (
     takes_quota,
     takes_view,
 )
-from sluicegate.web.request_state import RequestState
 
 AnyView = Callable[..., object]
 View = TypeVar("View", bound=AnyView)
@@ -108,7 +107,7 @@ class _Guard(Guard):
     def sync(self, mark: Mark, view: AnyView, args: Arguments, kwargs: Options) -> None:
         """Raise RateLimitExceeded if the mark refuses. Runs in a thread of anyio's."""
         given = (*args, *kwargs.values())
-        state = _state_of(view, given)
+        state = state_at(_scope_of(given), "@limit on", view)
         if mark in state.enforced or not state.gate.settings.enabled:
             return
         if not is_in_a_thread():
@@ -119,8 +118,10 @@ class _Guard(Guard):
     def later(self, mark: Mark, view: AnyView, args: Arguments, kwargs: Options) -> Awaitable[None] | None:
         """Do the same as `sync`, with awaits."""
         given = (*args, *kwargs.values()) if kwargs else args
-        state = _state_of(view, given)
-        return None if mark in state.enforced or not state.gate.settings.enabled else _enforce(mark, view, given)
+        state = state_of(_scope_of(given))
+        if state is not None and (mark in state.enforced or not state.gate.settings.enabled):
+            return None
+        return _enforce(mark, view, given)
 
 
 _GUARD: Final = _Guard()
@@ -155,12 +156,6 @@ def _scope_of(given: Arguments) -> Scope:
         if type(each) is Request or isinstance(each, HTTPConnection):  # the second is slow: the class is abstract
             return each.scope
     return SERVED.get() or {}
-
-
-def _state_of(view: AnyView, given: Arguments) -> RequestState:
-    """Return the state of a view's request. Raises NotEnforcedError if no middleware has seen it."""
-    scope = _scope_of(given)
-    return state_of(scope) or state_at(scope, "@limit on", view)
 
 
 async def _enforce(mark: Mark, view: AnyView, given: Arguments) -> None:

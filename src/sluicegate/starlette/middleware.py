@@ -16,7 +16,7 @@ from sluicegate.plan import Decision
 from sluicegate.starlette.request import StarletteCaller
 from sluicegate.starlette.responses import handler_of, own_answer
 from sluicegate.starlette.routes import RouteFinder, Routes, answers_preflight, is_built_late
-from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint, label_of
+from sluicegate.web.endpoint import Arrival, Endpoint, label_of
 from sluicegate.web.request_state import RequestState
 from sluicegate.web.settings import Settings, SettingsOptions, hide
 
@@ -49,14 +49,9 @@ class RateLimitMiddleware(AsgiMiddleware):
 
     def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
         """Return the client, and the endpoint that the router will choose if that makes a difference."""
-        if self._routes is None:
-            arrival, params = self._finder.find(scope)
-            return StarletteCaller(scope, params), arrival
-        table = self._routes.table()
-        if not table.has_marks:
-            return StarletteCaller(scope, None, self._finder), NOWHERE
-        arrival, params = table.find(scope)
-        return StarletteCaller(scope, params), arrival if arrival.marks else NOWHERE
+        routes = self._routes
+        arrival, params = self._finder.find(scope) if routes is None else routes.find(scope, if_marked=True)
+        return StarletteCaller(scope, params, self._finder), arrival
 
     def endpoints(self, scope: Scope) -> list[Endpoint]:
         """Return every endpoint that the middleware can find. If `add_middleware` was given wrong options, raise.

@@ -32,7 +32,8 @@ class StarletteCaller(AsgiCaller):
     def params(self) -> Params:
         """Return the path parameters, as the application will get them."""
         if self._params is None:
-            self._params = super().params() if self._finder is None else self._finder.find(self.scope)[1]
+            found = None if self._finder is None else self._finder.find(self.scope)[1]
+            self._params = super().params() if found is None else found
         return self._params
 
 

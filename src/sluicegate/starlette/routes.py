@@ -33,12 +33,8 @@ _REFERENCE: Final = re.compile(r"\\[1-9]|\(\?P=|\(\?\(")
 View = Callable[..., object]
 Matches = Callable[[Scope], tuple[Match, Scope]]
 
-Found = tuple[Arrival, Params]
-
-
-class _HasMethods(Protocol):
-    @property
-    def methods(self) -> Collection[str]: ...
+Found = tuple[Arrival, Params | None]
+"""An arrival, and the path parameters. None: nothing has looked for them yet."""
 
 
 class Owner(Protocol):
@@ -73,7 +69,7 @@ class _KnownRoute(NamedTuple):
     matches: Matches
     arrivals: EndpointArrivals
     below: Routes | None
-    plain: _HasMethods | None  # the route, if its path has no parameters and its methods say the rest
+    plain: Collection[str] | None  # the methods of a route, if its path has no parameters and they say the rest
 
     def take(self, scope: Scope) -> Found | None:
         """Return the arrival by this route, and the path parameters. None: the route does not match, so the next one is
@@ -101,26 +97,6 @@ class _Table(NamedTuple):
     starts: Mapping[int | None, int]  # the index of each route, by the group that ends its part of the pattern
     has_marks: bool  # whether an endpoint has a mark; also True with a mount: its routes may change
 
-    def find(self, scope: Scope) -> Found:
-        """Return the arrival of a scope, and the path parameters. NOWHERE for a 404, a 405 or a redirect, and if a
-        route raises.
-
-        A route whose path has no parameters is not asked: the pattern and its methods have said all. To ask takes 3 µs,
-        a fifth of the 15 µs that the limiter may add to a request with a decorator and a key function.
-        """
-        first = self.pattern.match(get_route_path(scope))
-        if first is not None:
-            start = self.starts[first.lastindex]
-            _, arrivals, _, plain = self.routes[start]
-            if plain is not None and scope["type"] == "http" and scope.get("method") in (plain.methods or ()):
-                return arrivals.whole, scope.get("path_params") or {}
-            copy = dict(scope)  # a router of FastAPI writes into the scope that it is asked about
-            for route in self.routes[start:]:  # the first may decline, for its methods
-                taken = route.take(copy)
-                if taken is not None:
-                    return taken
-        return NOWHERE, _params_of(scope)
-
 
 class Routes:
     """The routes of one application, router or mount. Read at first use, and again when the list of them changes.
@@ -135,15 +111,37 @@ class Routes:
         self._prefix = prefix
         self._name = name
         self._read: list[BaseRoute] | None = None  # the routes as they were when they were read
-        self._known = _table_of(())
+        self._table = _table_of(())
 
-    def find(self, scope: Scope) -> Found:
-        """Return the arrival of a scope, and the path parameters."""
-        return self.table().find(scope)
+    def find(self, scope: Scope, *, if_marked: bool = False) -> Found:
+        """Return the arrival of a scope, and the path parameters. NOWHERE for a 404, a 405 or a redirect, and if a
+        route raises. With `if_marked` also if no endpoint of these routes has a mark: then no route is looked for.
+
+        A route whose path has no parameters is not asked: the pattern and its methods have said all. To ask takes 3 µs,
+        a fifth of the 15 µs that the limiter may add to a request with a decorator and a key function.
+        """
+        if self._owner.routes != self._read:
+            self._read_again()
+        table = self._table
+        if if_marked and not table.has_marks:
+            return NOWHERE, None
+        routes, pattern, starts, _ = table
+        first = pattern.match(get_route_path(scope))
+        if first is not None:
+            start = starts[first.lastindex]
+            _, arrivals, _, plain = routes[start]
+            if plain is not None and scope.get("method") in plain:  # a handshake has no method
+                return arrivals.whole, scope.get("path_params") or {}
+            copy = dict(scope)  # a router of FastAPI writes into the scope that it is asked about
+            for route in routes[start:]:  # the first may decline, for its methods
+                taken = route.take(copy)
+                if taken is not None:
+                    return taken
+        return NOWHERE, _params_of(scope)
 
     def endpoints(self) -> Iterator[Endpoint]:
         """Yield the endpoints of these routes and of those below."""
-        for route in self.table().routes:
+        for route in self._routes():
             if route.below is not None:
                 yield from route.below.endpoints()
             yield from route.arrivals.endpoints()
@@ -152,21 +150,24 @@ class Routes:
         """Return the template of the first route that matches the path, whatever its methods: for a 405, and for a 404
         below a mount. "" if none does.
         """
-        for route in self.table().routes:
+        for route in self._routes():
             matched = _match(route.matches, dict(scope))
             if matched is not None and matched[0] is not Match.NONE:
                 below = "" if route.below is None else route.below.template({**scope, **matched[1]})
                 return below or route.arrivals.whole.endpoint.route
         return ""
 
-    def table(self) -> _Table:
+    def _routes(self) -> list[_KnownRoute]:
         """Return the routes, read again if the list has changed."""
+        if self._owner.routes != self._read:
+            self._read_again()
+        return self._table.routes
+
+    def _read_again(self) -> None:
         routes = self._owner.routes
-        if routes != self._read:
-            read = list(routes)
-            self._known = _table_of([(each, self._learn(each)) for each in _flat(routes) if hasattr(each, "matches")])
-            self._read = read
-        return self._known
+        read = list(routes)
+        self._table = _table_of([(each, self._learn(each)) for each in _flat(routes) if hasattr(each, "matches")])
+        self._read = read
 
     def _learn(self, route: BaseRoute) -> _KnownRoute:
         """Return what to remember of a route."""
@@ -180,7 +181,8 @@ class Routes:
             view, template, names=(name,), methods=_methods(route, endpoint), charges=_charges(route)
         )
         matches, mount = route.matches, route
-        plain = route if not arrivals.methods and _is_plain(route) else None
+        plain: Collection[str] | None = getattr(route, "methods", None)
+        plain = plain if not arrivals.methods and _is_plain(route) else None
         known = _KnownRoute(matches, arrivals, below=None, plain=plain)
         if endpoint is None and not _has_limiter(app) and _has_routes(mount):
             return known._replace(below=Routes(mount, prefix=template, name=name))
@@ -191,7 +193,7 @@ def _params_of(scope: Scope) -> Params:
     return scope.get("path_params") or {}
 
 
-def _is_plain(route: BaseRoute) -> TypeGuard[_HasMethods]:
+def _is_plain(route: BaseRoute) -> bool:
     """True if Starlette's or FastAPI's `matches` looks only at the route's pattern and methods. A convertor of a
     parameter may raise, and a route without methods may be for WebSockets.
     """
