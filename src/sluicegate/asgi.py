@@ -280,10 +280,8 @@ class RateLimitMiddleware:
             scope_state = scope["state"] = {}
         gate, outer = self.gate, scope_state.get(_STATE)
         state = scope_state[_STATE] = Exchange(gate)
-        if outer is not None:
-            if not isinstance(outer, Exchange):
-                raise _name_taken()
-            state.enforced = outer.enforced  # what it has enforced counts here too
+        if outer is not None and not isinstance(outer, Exchange):
+            raise _name_taken()
         if self._events is not None:  # the application may change the root path and the method
             state.made, state.is_over = [], False
             state.at = scope.get("root_path", ""), scope.get("method", "GET")
@@ -293,13 +291,16 @@ class RateLimitMiddleware:
         try:
             if self.settings.enabled:
                 caller, (endpoint, marks) = self.arrive(scope)
-                bounds = gate.bind(endpoint, state.enforced and state.enforced.intersection(endpoint.marks))
+                if outer is None:
+                    bounds = gate.bind(endpoint)
+                else:  # what it has enforced counts here too
+                    state.enforced = outer.enforced
+                    bounds = gate.bind(endpoint, outer.enforced.intersection(endpoint.marks))
                 if marks:  # a class's method has its marks, and the endpoint the same under other names
                     state.enforced = state.enforced.union(endpoint.marks, marks)
                 # In capitals: a CORS layer accepts no other. First the method, for a call less in each request.
-                is_options = scope.get("method") == "OPTIONS"
-                if is_options and is_preflight("OPTIONS", caller.header) and self.answers_preflight(scope):
-                    bounds = NO_BOUNDS  # no view runs
+                if scope.get("method") == "OPTIONS" and is_preflight("OPTIONS", caller.header):
+                    bounds = NO_BOUNDS if self.answers_preflight(scope) else bounds  # no view runs
                 decision = await gate.decide(caller, bounds)
                 if gate.may_owe:
                     state.note(decision)

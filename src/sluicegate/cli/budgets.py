@@ -33,7 +33,7 @@ from sluicegate.rules.terms import scope_text
 from sluicegate.rules.tiers import Tiers
 from sluicegate.stores import open_store
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
-from sluicegate.web.access import AccessLists
+from sluicegate.web.access import AccessList
 from sluicegate.web.bound import Bound, names_of, of_method
 from sluicegate.web.charge import short_label, view_of
 from sluicegate.web.gate import AsyncGate, Gate
@@ -100,9 +100,9 @@ class Budgets:
         return self._limiters[0].gate.limiter.text(self.identity(words))
 
     @property
-    def lists(self) -> list[AccessLists]:
+    def lists(self) -> list[AccessList]:
         """The access lists of the limiters."""
-        return [each.settings.lists for each in self._limiters if each.settings.lists is not None]
+        return [listed for each in self._limiters for listed in each.settings.lists]
 
     def sealed(self, text: str) -> str:
         """Return the text of an identity in the form that the store gets."""

@@ -117,11 +117,9 @@ def _limiter(limiting: Limiting) -> dict[str, Any]:
 
 def _entries(settings: Settings, option: str) -> list[str]:
     """Return the networks and the functions of an access list, and whether it has identities, which are not shown."""
-    lists = settings.lists
-    if lists is None:
-        return []
-    found = [str(each) for name, each in lists.networks if name == option]
-    found += [label_of(each) for name, each in lists.functions if name == option]
+    lists = [each for each in settings.lists if each.option == option]
+    found = [str(network) for each in lists for network in each.networks]
+    found += [label_of(function) for each in lists for function in each.functions]
     others = len(list(getattr(settings, option))) - len(found)
     return [*found, f"identities: {others}"] if others else found
 

@@ -140,13 +140,11 @@ def _listed(budgets: Budgets, words: tuple[str, ...], text: str) -> dict[tuple[s
     typed = [parse_address(word.removeprefix("ip:")) for word in words if word.startswith("ip:")]
     who = digest(text)
     found = []
-    for lists in budgets.lists:
-        for option, network in lists.networks:
-            if any([one in network for one in typed if one]):
-                found.append((option, f"The address is in {network}"))
-        for option, each in lists.identities:
-            if digest(budgets.sealed(each)) == who:
-                found.append((option, "The identity is one"))
+    for listed in budgets.lists:
+        holding = [network for network in listed.networks if any([one in network for one in typed if one])]
+        found += [(listed.option, f"The address is in {network}") for network in holding]
+        if any([digest(budgets.sealed(each)) == who for each in listed.identities]):
+            found.append((listed.option, "The identity is one"))
     return dict.fromkeys(sorted(found, key=lambda each: each[0] == "allow"))
 
 

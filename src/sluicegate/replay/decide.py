@@ -129,7 +129,7 @@ class Ready:
         return (
             self.one_key
             and self.reads is not None
-            and settings.lists is None
+            and not settings.lists
             and settings.enabled
             and len({each.rule_id for each in self.terms}) == len(self.terms)
             and all([bound.terms is not None and bound.rule.when is None for bound in bounds])
@@ -465,8 +465,8 @@ def _columns(key: KeySpec, settings: Settings) -> tuple[str, ...] | None:
 def _wanted(settings: Settings, bounds: Sequence[Bound]) -> set[str]:
     """Return the columns that a candidate reads; all of them if it has a function."""
     found: set[str] = set()
-    functions: list[object] = [*[function for _, function in settings.lists.functions]] if settings.lists else []
-    if settings.lists is not None:
+    functions: list[object] = [function for listed in settings.lists for function in listed.functions]
+    if settings.lists:
         found |= {"address", "forwarded", *(_columns(settings.key, settings) or ())}
     for bound in bounds:
         rule = bound.rule

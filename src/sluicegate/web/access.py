@@ -7,7 +7,6 @@ An entry is a network, an identity that the application's key returns, or a func
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Final, NamedTuple
 
 from sluicegate.address import MEANT, Network, Trust, exact_address, is_in, network_of
@@ -23,7 +22,7 @@ _EXPECTED: Final = 'give networks like "10.0.0.0/8", identities like ["user", "4
 
 
 class AccessList(NamedTuple):
-    """One access list, with its entries grouped by kind."""
+    """One access list with entries, grouped by kind."""
 
     option: str
     networks: tuple[Network, ...]
@@ -80,56 +79,22 @@ class AccessList(NamedTuple):
         return False
 
 
-class AccessLists:
-    """Both lists of an application. A client that is on both lists is refused."""
+def resolve_lists(
+    lists: Iterable[AccessList], caller: Caller, key: ReadyKey, *, trust: Trust, known: Known
+) -> Checks | Decision | Waiting | None:
+    """Return FORBIDDEN for a caller on `deny`, no checks for a caller on `allow`, and None for a caller on neither.
+    Return a Waiting if a function must be awaited first.
 
-    def __init__(
-        self,
-        allow: Iterable[object],
-        deny: Iterable[object],
-        *,
-        key: KeySpec,
-        trust: Trust,
-        prefix: int,
-        ipv4_prefix: int,
-    ) -> None:
-        made = partial(AccessList.of, key=key, prefix=prefix, ipv4_prefix=ipv4_prefix)
-        self._lists = (made("deny", deny), made("allow", allow))  # those that decide first
-        self._trust = trust
-
-    @property
-    def functions(self) -> list[tuple[str, Function]]:
-        """The functions among the entries, each with the name of its option."""
-        return [(each.option, function) for each in self._lists for function in each.functions]
-
-    @property
-    def networks(self) -> list[tuple[str, Network]]:
-        """The networks among the entries, each with the name of its option; those that decide come first."""
-        return [(each.option, network) for each in self._lists for network in each.networks]
-
-    @property
-    def identities(self) -> list[tuple[str, str]]:
-        """The texts of the identities among the entries, each with the name of its option."""
-        return [(each.option, text) for each in self._lists for text in sorted(each.identities)]
-
-    @property
-    def asks_the_key(self) -> bool:
-        """True if an entry is an identity: then the key must be evaluated."""
-        return any(each.identities for each in self._lists)
-
-    def resolve(self, caller: Caller, key: ReadyKey, known: Known) -> Checks | Decision | Waiting | None:
-        """Return FORBIDDEN for a caller on `deny`, no checks for a caller on `allow`, and None for a caller on neither.
-        Return a Waiting if a function must be awaited first.
-
-        `key` is the application's key. `known` has what the functions of users have returned for the request.
-        """
-        for each in self._lists:
-            found = each.has(caller, self._trust, key=key, known=known)
-            if type(found) is Waiting:
-                return found
-            if found:
-                return FORBIDDEN if each.option == "deny" else ()
-        return None
+    `lists` has `deny` before `allow`: a client that is on both is refused. `key` is the application's key. `known` has
+    what the functions of users have returned for the request.
+    """
+    for each in lists:
+        found = each.has(caller, trust, key=key, known=known)
+        if type(found) is Waiting:
+            return found
+        if found:
+            return FORBIDDEN if each.option == "deny" else ()
+    return None
 
 
 def _is_padded_address(entry: object) -> bool:

@@ -40,6 +40,7 @@ from sluicegate.rules.tiers import Tiers
 from sluicegate.runtime import fork
 from sluicegate.runtime.awaiting import Waiting, async_mismatch, is_async
 from sluicegate.stores import Mode
+from sluicegate.web.access import resolve_lists
 from sluicegate.web.bound import NO_BOUNDS, Bound, Bounds, Chosen, names_of, of_method, unique, warn_of_names
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name
 from sluicegate.web.marks import EXEMPT, Mark
@@ -75,10 +76,10 @@ class _Rules:
         self._key = self._keys.ready(settings.key)
         self.denies = bool(settings.deny)  # whether a request may be refused although no rule applies
         self._check_answer("on_denied", settings.on_denied)
-        if settings.lists is not None:
-            for option, function in settings.lists.functions:
-                self._check_sync(option, function)
-            for part in parts_of(settings.key) if settings.lists.asks_the_key else ():
+        for listed in settings.lists:
+            for function in listed.functions:
+                self._check_sync(listed.option, function)
+            for part in parts_of(settings.key) if listed.identities else ():
                 self._check_sync("key", part)
         clock = getattr(settings.store, "clock", None) if settings.clock is None else settings.clock
         self._now_us = (SystemClock() if clock is None else clock).now_us
@@ -204,8 +205,8 @@ class _Rules:
         `known`, and calls again: no function runs twice, because `known` has what each one has returned.
         """
         # First: for a listed client no rule and no store is consulted. Not if no rule applies to anybody.
-        if self._lists is not None and (bounds or self.denies):
-            listed = self._lists.resolve(caller, self._key, known)
+        if self._lists and (bounds or self.denies):
+            listed = resolve_lists(self._lists, caller, self._key, trust=self.settings.trust, known=known)
             if listed is not None:
                 return listed
         checks: list[Check] = []

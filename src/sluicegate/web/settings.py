@@ -43,7 +43,7 @@ from sluicegate.rules.terms import make_terms, read
 from sluicegate.runtime.hidden import hide_options
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange, valid_prefix
 from sluicegate.stores.wrappers import PREFIX, STALENESS, StoreOptions
-from sluicegate.web.access import AccessList, AccessLists, listed
+from sluicegate.web.access import AccessList, listed
 from sluicegate.web.http import DialectName, check_dialect
 
 # What a mapping of a file may have for a rule and for a ban: their own fields, so no name is written twice.
@@ -162,7 +162,7 @@ class Settings:
     clock: Clock | None = None
     trust: Trust = field(init=False)
     address: ReadyKey = field(init=False, repr=False, compare=False)
-    lists: AccessLists | None = field(init=False, repr=False, compare=False)
+    lists: tuple[AccessList, ...] = field(init=False, repr=False, compare=False)  # with entries; `deny` first
     source: str = field(repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
@@ -183,15 +183,14 @@ class Settings:
         with checking(), within("key"):
             settle("key", _key(self.key))
             validate_key(self.key)
+        lists: list[AccessList] = []
         for option in ("allow", "deny"):
             with checking():
                 entries = [_function(entry, option=option) for entry in listed(option, getattr(self, option))]
                 settle(option, tuple(entries))
-                if not errors:  # the entries depend on the addresses and on the key
-                    AccessList.of(option, entries, self.key, **bits)
-        if not errors:
-            both = AccessLists(self.allow, self.deny, key=self.key, trust=self.trust, **bits)
-            settle("lists", both if self.allow or self.deny else None)
+                if entries and not errors:  # the entries depend on the addresses and on the key
+                    lists.insert(0, AccessList.of(option, entries, self.key, **bits))
+        settle("lists", tuple(lists))
         algorithm = "gcra"  # it counts every quota: if the name is wrong, no other error is about the algorithm
         with checking():
             find(self.algorithm)
