@@ -315,8 +315,7 @@ class RateLimitMiddleware:
                     return
             if outer is not None:
                 outer.covered = True
-            before = SERVED.get()
-            SERVED.set(scope)
+            token = SERVED.set(scope)
             try:
                 try:  # every other error of the application passes
                     await self.app(scope, receive, adding)
@@ -331,7 +330,7 @@ class RateLimitMiddleware:
                 state.begun = _ENDED  # first: from now on nothing takes a slot that nothing would release
                 if state.settlement is not None:
                     await _async(state.settlement).over(sys.exception())
-            SERVED.set(before)  # not in the `finally`: after an error nothing reads it
+            SERVED.reset(token)  # not in the `finally`: after an error nothing reads it
         finally:
             if self._events is not None:
                 self._deliver(state, scope)

@@ -325,11 +325,12 @@ def _own(function: KeyFunction) -> ReadyKey:
     at = _place_of(function)
 
     def key(caller: Caller, known: Known) -> str | Waiting | None:
-        identity = asked(function, caller, known, at=at, rule=None, option="key")
-        if identity is None or type(identity) is Waiting:
-            return identity
+        identity = known[at] if at in known else function(caller.native)
+        if waits(identity):
+            return Waiting(identity, None, "key", function, at)
+        known[at] = identity
         try:
-            return identity_text(identity)
+            return None if identity is None else identity_text(identity)
         except IdentityError as error:
             error.within(f"key {label_of(function)}")
             raise

@@ -96,7 +96,7 @@ class _ExemptGuard(Guard):
 
     def sync(self, mark: Mark, view: AnyView, args: Arguments, kwargs: Options) -> None:
         """Note the marks."""
-        state = state_of(_scope_of((*args, *kwargs.values())))
+        state = state_of(_scope_of(args, kwargs))
         if state is not None:
             state.note_marks(marks_of(view))
 
@@ -106,22 +106,22 @@ class _Guard(Guard):
 
     def sync(self, mark: Mark, view: AnyView, args: Arguments, kwargs: Options) -> None:
         """Raise RateLimitExceeded if the mark refuses. Runs in a thread of anyio's."""
-        given = (*args, *kwargs.values())
-        state = state_at(_scope_of(given), "@limit on", view)
+        scope = _scope_of(args, kwargs)
+        state = state_at(scope, "@limit on", view)
         if mark in state.enforced or not state.gate.settings.enabled:
             return
         if not is_in_a_thread():
             problem, expected = "called on the event loop, where a plain function cannot wait", "make it an async def"
             raise NotEnforcedError("@limit on", label_of(view), problem=problem, expected=expected)
-        anyio.from_thread.run(_enforce, mark, view, given)
+        anyio.from_thread.run(partial(_enforce, mark, view, scope=scope, args=args))
 
     def later(self, mark: Mark, view: AnyView, args: Arguments, kwargs: Options) -> Awaitable[None] | None:
         """Do the same as `sync`, with awaits."""
-        given = (*args, *kwargs.values()) if kwargs else args
-        state = state_of(_scope_of(given))
+        scope = _scope_of(args, kwargs)
+        state = state_of(scope)
         if state is not None and (mark in state.enforced or not state.gate.settings.enabled):
             return None
-        return _enforce(mark, view, given)
+        return _enforce(mark, view, scope=scope, args=args)
 
 
 _GUARD: Final = _Guard()
@@ -148,28 +148,28 @@ def _guard_dispatch(cls: Any, mark: Mark) -> None:
     cls.dispatch = guarding
 
 
-def _scope_of(given: Arguments) -> Scope:
+def _scope_of(args: Arguments, kwargs: Options) -> Scope:
     """Return the scope of the request or WebSocket among the arguments of a view. Without such an argument, return that
     of the request that is being served.
     """
-    for each in given:
+    for each in (*args, *kwargs.values()) if kwargs else args:
         if type(each) is Request or isinstance(each, HTTPConnection):  # the second is slow: the class is abstract
             return each.scope
     return SERVED.get() or {}
 
 
-async def _enforce(mark: Mark, view: AnyView, given: Arguments) -> None:
+async def _enforce(mark: Mark, view: AnyView, *, scope: Scope, args: Arguments) -> None:
     """Charge the marks that are still to be enforced. Raise RateLimitExceeded if one refuses."""
-    scope = _scope_of(given)
-    template, owner = template_of(scope), given[0] if given else None
+    template, owner = template_of(scope), args[0] if args else None
     arrival = known_arrivals(view, template).whole
     if isinstance(owner, (HTTPEndpoint, WebSocketEndpoint)):  # a method of an endpoint
         found = known_arrivals(type(owner), template).of(scope)
         arrival = found if mark in found.marks else arrival  # if it is not, one method has called another
-    charge = MarkCharge.of(state_at(scope, "@limit on", view), arrival)
+    state = state_at(scope, "@limit on", view)
+    charge = MarkCharge.of(state, arrival)
     if charge is None:
         return
     try:
         await run_async(charge, StarletteCaller(scope))
     except RateLimitExceeded as error:  # an HTTPException, which code around the view lets pass
-        raise late_error(scope, state_at(scope, "@limit on", view).refuse(error.decision)) from None
+        raise late_error(scope, state.refuse(error.decision)) from None

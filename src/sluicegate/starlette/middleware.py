@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Unpack
 
 from starlette.middleware.authentication import AuthenticationMiddleware
@@ -15,7 +16,7 @@ from sluicegate.errors import ConfigurationError, NotEnforcedError, warn
 from sluicegate.plan import Decision
 from sluicegate.starlette.request import StarletteCaller
 from sluicegate.starlette.responses import handler_of, own_answer
-from sluicegate.starlette.routes import RouteFinder, Routes, answers_preflight, is_built_late
+from sluicegate.starlette.routes import Found, RouteFinder, answers_preflight, is_built_late
 from sluicegate.web.endpoint import Arrival, Endpoint, label_of
 from sluicegate.web.request_state import RequestState
 from sluicegate.web.settings import Settings, SettingsOptions, hide
@@ -37,7 +38,6 @@ class RateLimitMiddleware(AsgiMiddleware):
         options = hide(options)
         self._error: ConfigurationError | None = None
         self._finder = RouteFinder(app)
-        self._routes: Routes | None = None  # in which the endpoint has to be found if it has a mark, and else not
         try:
             super().__init__(app, settings=settings, **options)
         except ConfigurationError as error:
@@ -45,12 +45,14 @@ class RateLimitMiddleware(AsgiMiddleware):
                 raise
             self._error = error
         else:
-            self._routes = None if self.gate.knows_routes else self._finder.routes
+            routes = self._finder.routes
+            self._find: Callable[[Scope], Found] = self._finder.find
+            if routes is not None and not self.gate.knows_routes:  # then only a mark makes a difference
+                self._find = partial(routes.find, if_marked=True)
 
     def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
         """Return the client, and the endpoint that the router will choose if that makes a difference."""
-        routes = self._routes
-        arrival, params = self._finder.find(scope) if routes is None else routes.find(scope, if_marked=True)
+        arrival, params = self._find(scope)
         return StarletteCaller(scope, params, self._finder), arrival
 
     def endpoints(self, scope: Scope) -> list[Endpoint]:
