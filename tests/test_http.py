@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicegate import Decision, Limiter, ManualClock, Outcome, Rule
+from sluicegate.asgi import merged, with_fields
 from sluicegate.errors import QuotaError, RuleError, SettingsError
 from sluicegate.plan import Check, Terms
 from sluicegate.quota import Quota
 from sluicegate.web import http
-from sluicegate.web.asgi_messages import merged, with_fields
 from sluicegate.web.http import (
     DIALECTS,
     Denial,

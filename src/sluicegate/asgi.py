@@ -13,32 +13,21 @@ import sys
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import partial
+from functools import lru_cache, partial
 from inspect import isawaitable
+from operator import itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
 
 from sluicegate.errors import ConfigurationError, NotEnforcedError, SettingsError
 from sluicegate.observe.status import Status
-from sluicegate.plan import Decision, RateLimitExceeded
-from sluicegate.web.asgi_messages import (
-    ACCEPT,
-    BEGINNINGS,
-    HTTP,
-    STARTS,
-    WEBSOCKET,
-    Message,
-    encoded_name,
-    is_last,
-    listed,
-    response_of,
-    with_fields,
-)
+from sluicegate.plan import Check, Decision, RateLimitExceeded, Terms
+from sluicegate.rules.response import Headers, Response
 from sluicegate.web.bound import NO_BOUNDS, EndpointRules
 from sluicegate.web.charge import AnyQuota, AsyncCharge, Charge, ChargedRule, ChargeOptions, run_async
 from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint
 from sluicegate.web.gate import AsyncGate
 from sluicegate.web.health import FIELDS, OK, answer, check_code
-from sluicegate.web.http import denial
+from sluicegate.web.http import LESS, MICROSECOND, NAMES, Fields, denial, encoded, fields_for, merge, policy_text
 from sluicegate.web.preflight import is_preflight
 from sluicegate.web.request_state import NO_MARKS, RequestState, warn_of_twice
 from sluicegate.web.settings import Settings, SettingsOptions, hide
@@ -48,10 +37,20 @@ if TYPE_CHECKING:
     from sluicegate.observe.events import DecisionEvent
 
 Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
 Params = Mapping[str, object]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HTTP: Final = ("http.response.start", "http.response.body")  # the types of the two messages of a response
+# The same for the response to a handshake, if the server has the denial extension.
+WEBSOCKET: Final = ("websocket.http.response.start", "websocket.http.response.body")
+STARTS: Final = (HTTP[0], WEBSOCKET[0])
+ACCEPT: Final = "websocket.accept"
+BEGINNINGS: Final = frozenset({*STARTS, ACCEPT, "websocket.close"})
+"""The messages that start the response to a request; an accepted socket can still be closed."""
+_HANDSHAKES: Final = {ACCEPT: 101, "websocket.close": 403}  # closed without a response: servers then send this status
 
 SERVED: Final[ContextVar[Scope | None]] = ContextVar("sluicegate_served", default=None)
 """The scope of the request that is being served, for views without a request argument."""
@@ -568,3 +567,92 @@ async def answer_of(settings: Settings, caller: AsgiCaller, decision: Decision) 
         expected = "return a response of the framework (in plain ASGI an application), or None for sluicegate's own"
         raise SettingsError("on_denied", type(answer), problem="not a response", expected=expected)
     return answer
+
+
+def response_of(message: Message) -> Response | None:
+    """Return the response that this message starts, or None. An accepted handshake is a 101, a closed one a 403."""
+    kind = message["type"]
+    status = message["status"] if kind in STARTS else _HANDSHAKES.get(kind)
+    if status is None:
+        return None
+    lines = message.get("headers", ())
+    return Response(status, Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in lines]))
+
+
+def listed(message: Message) -> Message:
+    """Return the message with its headers in a list, because a list can be read more than once."""
+    lines = message.get("headers", ())
+    return message if isinstance(lines, (list, tuple)) else {**message, "headers": list(lines)}
+
+
+def is_last(message: Message) -> bool:
+    """True if this message is the end of the body."""
+    return message["type"] == HTTP[1] and not message.get("more_body", False)
+
+
+_NAMES: Final = frozenset([name.encode("latin-1") for name in NAMES])
+# Functions of C: a loop over the fields of a response would take longer than all the rest.
+_TERMS: Final[Callable[[Check], Terms]] = itemgetter(0)
+_NAME: Final[Callable[[tuple[bytes, bytes]], bytes]] = itemgetter(0)
+_LOWER: Final = methodcaller("lower")
+
+
+@lru_cache(maxsize=4096)
+def _texts(rules: tuple[Terms, ...]) -> tuple[bytes, bytes] | None:
+    """Return the constant text of draft 11 for these rules: their policies, and their items with places for two numbers
+    each. None if there are no rules, and if one of them has no item or one without a time.
+    """
+    texts = [text for text in map(policy_text, rules) if text is not None and text[2]]
+    if not texts or len(texts) < len(rules):
+        return None
+    policies, items = [text[0][1] for text in texts], [text[1].replace("%", "%%") + "%d;t=%d" for text in texts]
+    return ", ".join(policies).encode("latin-1"), ", ".join(items).encode("latin-1")
+
+
+@lru_cache(maxsize=64)
+def encoded_name(name: str) -> bytes:
+    """Return the name of a field encoded for ASGI messages."""
+    return name.lower().encode("latin-1")
+
+
+def with_fields(message: Message, decision: Decision, dialect: str | None) -> Message:
+    """Return the start of a response with the fields of the decision.
+
+    For nearly all responses the constant text is remembered, as bytes. That takes 3.5 µs less than the general way with
+    one rule, and 7 µs less with two: a fifth of what the limiter adds then.
+    """
+    status, own = message["status"], [*message.get("headers", ())]
+    allowed, checks, outcomes = decision
+    if allowed and dialect == "draft-11" and status // 100 == 2:
+        texts = _texts(tuple(map(_TERMS, checks)))
+        numbers: tuple[int, ...] = ()
+        for _, _, left, _, _, ahead, _, source in outcomes:
+            if not ahead or source == "policy":  # an item without a time, or no item
+                break
+            numbers += left, (ahead + LESS) // MICROSECOND
+        else:
+            # Not if the application has such a field of its own: it and ours become one.
+            if texts is not None and _NAMES.isdisjoint(map(_LOWER, map(_NAME, own))):
+                own += (b"ratelimit-policy", texts[0]), (b"ratelimit", texts[1] % numbers)
+                return {**message, "headers": own}
+    fields = fields_for(decision, dialect, status=status)
+    if fields or "headers" in message:  # an iterator has been read
+        message = {**message, "headers": merged(own, fields) if fields else own}
+    return message
+
+
+def merged(headers: Iterable[tuple[bytes, bytes]], fields: Fields) -> list[tuple[bytes, bytes]]:
+    """Return the response's headers with the fields added. Headers that are not about rate limits stay unchanged."""
+    own, added = list(headers), list(map(encoded, fields))
+    names = {name for name, _ in added}
+    if names.isdisjoint([name.lower() for name, _ in own]):
+        return own + added
+    others: list[tuple[bytes, bytes]] = []
+    about_limits: Fields = []
+    for pair in own:
+        name = pair[0].lower()
+        if b"ratelimit" in name or name in names:
+            about_limits.append((pair[0].decode("latin-1"), pair[1].decode("latin-1")))
+        else:
+            others.append(pair)
+    return others + list(map(encoded, merge(about_limits, fields)))

@@ -33,12 +33,12 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from sluicegate import Concurrency, Limiter, ManualClock, address, identity
+from sluicegate import Concurrency, Limiter, ManualClock, address, asgi, identity
 from sluicegate.address import Trust, client_address
 from sluicegate.asgi import AsgiCaller
 from sluicegate.rules import key, response, rule, terms
 from sluicegate.runtime import hidden
-from sluicegate.web import asgi_messages, http, preflight
+from sluicegate.web import http, preflight
 from sluicegate.web.endpoint import NOWHERE
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.settings import Settings
@@ -228,20 +228,18 @@ LOOPS: Final = {
     "web.access:AccessList.has": Loop(
         CLIENT, lambda text: LISTS.resolve(FuzzCaller(peer=text, signed_in=text, lines=[text]), (), {}), " ,:/["
     ),
-    "web.asgi_messages:response_of": Loop(
+    "asgi:response_of": Loop(
         ANSWER,
-        lambda text: asgi_messages.response_of(
-            {"type": asgi_messages.HTTP[0], "status": 200, "headers": lines_of(text)}
-        ),
+        lambda text: asgi.response_of({"type": asgi.HTTP[0], "status": 200, "headers": lines_of(text)}),
         "a",
     ),
-    "web.asgi_messages:with_fields": Loop(
+    "asgi:with_fields": Loop(
         ANSWER,
-        lambda text: asgi_messages.with_fields({"status": 200, "headers": lines_of(text)}, ALLOWED, "draft-11"),
+        lambda text: asgi.with_fields({"status": 200, "headers": lines_of(text)}, ALLOWED, "draft-11"),
         "a",
     ),
-    "web.asgi_messages:merged": Loop(
-        ANSWER, lambda text: asgi_messages.merged([(b"ratelimit", b"%d" % at) for at in range(len(text))], OURS), "a"
+    "asgi:merged": Loop(
+        ANSWER, lambda text: asgi.merged([(b"ratelimit", b"%d" % at) for at in range(len(text))], OURS), "a"
     ),
     "web.preflight:is_preflight": Loop(
         CLIENT,
@@ -291,7 +289,7 @@ ASIDE: Final = {
     "django.throttles:*": "the throttles of one view, and the checks of one decision",
     "drf:*": "the throttles of one view",
     "django.status:*": "the gates of this process",
-    "web.asgi_messages:_texts": "the rules of one decision",
+    "asgi:_texts": "the rules of one decision",
     "rules.key:as_keys_give": OPERATOR,
     "rules.key:parts_of": OPERATOR,
     "rules.key:check_nesting": OPERATOR,

@@ -21,13 +21,11 @@ from starlette.websockets import WebSocket
 from sluicegate.asgi import SERVED, Scope, state_of
 from sluicegate.errors import NotEnforcedError
 from sluicegate.plan import RateLimitExceeded
-from sluicegate.rules.rule import QuotaFunction
-from sluicegate.rules.terms import QuotaSpec
 from sluicegate.starlette.middleware import state_at
 from sluicegate.starlette.request import StarletteCaller, is_in_a_thread
 from sluicegate.starlette.responses import late_error
 from sluicegate.starlette.routes import known_arrivals, template_of
-from sluicegate.web.charge import MarkCharge, run_async
+from sluicegate.web.charge import AnyQuota, MarkCharge, run_async
 from sluicegate.web.endpoint import label_of
 from sluicegate.web.marks import (
     EXEMPT,
@@ -52,7 +50,7 @@ View = TypeVar("View", bound=AnyView)
 
 
 @takes_quota
-def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> Callable[[View], View]:
+def limit(quota: AnyQuota, **options: Unpack[MarkOptions]) -> Callable[[View], View]:
     """Give an endpoint a budget of its own, beside the application's defaults.
 
     For functions, sync and async, with or without a `request` argument, for HTTPEndpoint and WebSocketEndpoint classes,
