@@ -122,12 +122,12 @@ def denial(decision: Decision, dialect: str | None, *, accept: str = "", epoch: 
     _, checks, outcomes = decision
     # Waits that end in the same second keep their order, by the rank of each among all.
     waits = [0] if len(outcomes) == 1 else sorted({outcome.retry_after or 0 for outcome in outcomes}, reverse=True)
-    rows: _Rows = ()
+    rows: list[_Row] = []
     for (terms, _, _), (allowed, limit, left, retry, reset, ahead, _, source) in zip(checks, outcomes, strict=True):
         rank, wait = 0 if len(waits) == 1 else waits.index(retry or 0), retry and (retry + LESS) // MICROSECOND
         full = 0 if dialect == "draft-11" else (reset + since + LESS) // MICROSECOND
-        rows += ((terms, allowed, limit, left, wait, full, (ahead + LESS) // MICROSECOND, source, rank),)
-    return _denial(rows, dialect, wants_text(accept), epoch=second)
+        rows.append((terms, allowed, limit, left, wait, full, (ahead + LESS) // MICROSECOND, source, rank))
+    return _denial(tuple(rows), dialect, wants_text(accept), epoch=second)
 
 
 _Row = tuple[Terms, bool, int, int, int | None, int, int, Source, int]
