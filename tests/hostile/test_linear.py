@@ -300,7 +300,7 @@ ASIDE: Final = {
     "runtime.awaiting:*": "the wrappers of one function of the application",
     "django.users:*": "the rules that hold for one request",
     "runtime.fork:*": "the objects of this process that have a lock",
-    "runtime.hidden:hide_options": OPERATOR,
+    "runtime.hidden:hide": OPERATOR,
     "rules.key:can_be": OPERATOR,
     "web.access:resolve_lists": "the two lists",
     "address:is_in": "the networks of the settings",

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from sluicegate.errors import RuleError, shows_half_made, takes_names
+from sluicegate.quota import Frozen
 from sluicegate.rules.key import Native
 from sluicegate.rules.terms import Quotas, QuotaSpec, read
 from sluicegate.runtime.awaiting import check_call, waits
@@ -23,7 +24,7 @@ _EXPECTED: Final = 'give a table like {"free": "10/minute", "pro": "100/minute; 
 
 @shows_half_made
 @takes_names("table", "by", first=1)
-class Tiers:
+class Tiers(Frozen):
     """A quota for each tier, as the `quota` of a rule or of `@limit`.
 
     - `table`: a mapping from the name of each tier to its quota or Concurrency; None for a tier that has no limit.
@@ -69,9 +70,6 @@ class Tiers:
         object.__setattr__(self, "table", MappingProxyType(found))
         object.__setattr__(self, "by", by)
         object.__setattr__(self, "default", default)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"tiers cannot be changed; make a new one instead of setting {name!r}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tiers):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final, TypeVar, overload
+from typing import Any, Final, TypeVar, cast, overload
 
-K = TypeVar("K")
+Options = TypeVar("Options", bound=Mapping[Any, object])
 T = TypeVar("T")
 _HOST: Final = r"(?:[A-Za-z0-9.\-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?"
 _URL: Final = (  # a password that was not percent-encoded may contain @ / ? #
@@ -61,9 +61,9 @@ def hide_secret(secret: T) -> T | Hidden | HiddenBytes:
     return HiddenBytes(secret) if isinstance(secret, bytes) else secret
 
 
-def hide_options(options: Mapping[K, T]) -> dict[K, T | Hidden | HiddenBytes]:
+def hide(options: Options) -> Options:
     """Copy settings exactly as they were given, with the password of every URL and the secret hidden."""
-    return {name: _hide_option(name, value) for name, value in options.items()}
+    return cast("Options", {name: _hide_option(name, value) for name, value in options.items()})
 
 
 def _hide_option(name: object, value: T) -> T | Hidden | HiddenBytes:

@@ -383,7 +383,7 @@ def _options(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in OPTIONS}
 
 
-def _applies(bound: Bound, caller: Caller, known: Known) -> Any:
+def _applies(bound: Bound, caller: Caller, known: Known) -> object:
     """Return whether a rule applies to a request, as its methods, its path and its `when` say; perhaps a Waiting."""
     rule = bound.rule
     if not bound.holds(caller):

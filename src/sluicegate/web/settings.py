@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, TypedDict, TypeVar, cast
+from typing import Any, Final, TypedDict
 
 from sluicegate.address import IPV4_PREFIX, IPV6_PREFIX, Trust
 from sluicegate.algorithms import DEFAULT, AlgorithmName, find
@@ -40,7 +40,7 @@ from sluicegate.rules.key import KeySpec, ReadyKey, address_key, check_nesting, 
 from sluicegate.rules.rollout import Mode, share
 from sluicegate.rules.rule import AnswerFunction, Rule, check_answer
 from sluicegate.rules.terms import make_terms, read
-from sluicegate.runtime.hidden import hide_options
+from sluicegate.runtime.hidden import hide as hide  # noqa: PLC0414  # the adapters import it from here
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange, valid_prefix
 from sluicegate.stores.wrappers import PREFIX, STALENESS, StoreOptions
 from sluicegate.web.access import AccessList, listed
@@ -53,7 +53,6 @@ _BAN_OPTIONS: Final = tuple(option.name for option in fields(Ban))
 _FUNCTIONS: Final = ("quota", "cost", "when", "charge_when", "refund_when", "on_denied")
 _VARIABLES: Final = "environment "  # the start of `source` for settings that were read from environment variables
 _NOT_SETTINGS: Final = ("SLUICEGATE_APP", "SLUICEGATE_EXAMPLES")  # the variables of the commands and of the exams
-Options = TypeVar("Options", bound=Mapping[str, object])
 
 # Settings that may be None.
 _NONE: Final = ("headers", "trusted_proxies", "on_denied", "on_store_change", "on_decision", "error_message")
@@ -365,11 +364,6 @@ def _options(kind: type[Settings]) -> list[str]:
 
 
 _KNOWN: Final = frozenset(_options(Settings))
-
-
-def hide(options: Options) -> Options:
-    """Copy settings as they were given. A traceback that prints the copy shows no password and no secret."""
-    return cast("Options", hide_options(options))
 
 
 def _hide_arguments() -> None:
