@@ -19,6 +19,7 @@ from sluicegate.quota import Quota
 from sluicegate.web import http
 from sluicegate.web.http import (
     DIALECTS,
+    PROBLEM,
     Denial,
     check_dialect,
     denial,
@@ -30,7 +31,6 @@ from sluicegate.web.http import (
     seconds,
     wants_text,
 )
-from sluicegate.web.problem import PROBLEM
 
 SECOND = 1_000_000
 DRAFT = "draft-11"

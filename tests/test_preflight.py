@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluicegate.web.preflight import is_preflight
+from sluicegate.web.http import is_preflight
 
 BROWSERS = {"origin": "https://a.example", "access-control-request-method": "POST"}
 

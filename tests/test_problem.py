@@ -1,4 +1,4 @@
-"""web/problem.py, and the fields of refusals by a ban or by the deny list."""
+"""The problem details of refusals, and the fields of refusals by a ban or by the deny list."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from sluicegate import Ban, Limiter, ManualClock, Quota
 from sluicegate.plan import FORBIDDEN, Check, Decision, Plan
 from sluicegate.rules.ban import with_bans
 from sluicegate.rules.terms import make_terms
-from sluicegate.web.http import DIALECTS, denial, fields_for, retry_after
-from sluicegate.web.problem import TYPES, detail, problem
+from sluicegate.web.http import DIALECTS, TYPES, denial, detail, fields_for, problem, retry_after
 
 BAN = Ban(after=2, within=60, duration=90)
 

@@ -27,8 +27,18 @@ from sluicegate.web.charge import AnyQuota, AsyncCharge, Charge, ChargedRule, Ch
 from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint
 from sluicegate.web.gate import AsyncGate
 from sluicegate.web.health import FIELDS, OK, answer, check_code
-from sluicegate.web.http import LESS, MICROSECOND, NAMES, Fields, denial, encoded, fields_for, merge, policy_text
-from sluicegate.web.preflight import is_preflight
+from sluicegate.web.http import (
+    LESS,
+    MICROSECOND,
+    NAMES,
+    Fields,
+    denial,
+    encoded,
+    fields_for,
+    is_preflight,
+    merge,
+    policy_text,
+)
 from sluicegate.web.request_state import NO_MARKS, RequestState, warn_of_twice
 from sluicegate.web.settings import Settings, SettingsOptions, hide
 from sluicegate.web.settlement import AsyncSettlement, Settlement

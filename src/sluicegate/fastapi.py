@@ -19,8 +19,8 @@ from sluicegate.errors import IdentityError, RuleError, needs, shows_half_made
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.runtime.awaiting import check_hash
 from sluicegate.web.charge import AnyQuota, ChargedRule, run_async
+from sluicegate.web.http import PROBLEM, TYPES
 from sluicegate.web.marks import EXEMPT, LateOptions, takes_quota
-from sluicegate.web.problem import PROBLEM, TYPES
 
 with needs("fastapi"):
     import fastapi as _fastapi  # noqa: F401  # pyright: ignore[reportUnusedImport]  (is it installed?)

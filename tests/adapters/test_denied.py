@@ -22,7 +22,7 @@ from sluicegate.flask import Denied, RateLimiter, rate_limited
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.starlette import RateLimitMiddleware
 from sluicegate.testing.client import Answer
-from sluicegate.web.problem import TYPES
+from sluicegate.web.http import TYPES
 from sluicegate.wsgi import RateLimitMiddleware as WsgiMiddleware
 from tests.adapters import test_starlette_exam, test_wsgi_exam
 from tests.adapters.asgi_client import AsgiClient

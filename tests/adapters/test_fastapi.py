@@ -21,7 +21,7 @@ from sluicegate.errors import NotEnforcedError, RuleError
 from sluicegate.fastapi import RESPONSES, RateLimit, RateLimitMiddleware, charge, decision, exempt, limit
 from sluicegate.starlette.routes import RouteFinder
 from sluicegate.testing import AsyncAdapter
-from sluicegate.web.problem import PROBLEM
+from sluicegate.web.http import PROBLEM
 from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.adapters.wsgi_client import Recorder, addresses, check_fields
 

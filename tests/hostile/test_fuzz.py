@@ -19,8 +19,7 @@ from sluicegate.runtime.awaiting import Waiting
 from sluicegate.web.bound import Bound
 from sluicegate.web.endpoint import NOWHERE
 from sluicegate.web.gate import Gate
-from sluicegate.web.http import merge, wants_text
-from sluicegate.web.preflight import is_preflight
+from sluicegate.web.http import is_preflight, merge, wants_text
 from sluicegate.web.settings import Settings
 
 WORDS: Final = (

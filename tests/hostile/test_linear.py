@@ -38,7 +38,7 @@ from sluicegate.address import Trust, client_address
 from sluicegate.asgi import AsgiCaller
 from sluicegate.rules import key, response, rule, terms
 from sluicegate.runtime import hidden
-from sluicegate.web import http, preflight
+from sluicegate.web import http
 from sluicegate.web.endpoint import NOWHERE
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.settings import Settings
@@ -241,9 +241,9 @@ LOOPS: Final = {
     "asgi:merged": Loop(
         ANSWER, lambda text: asgi.merged([(b"ratelimit", b"%d" % at) for at in range(len(text))], OURS), "a"
     ),
-    "web.preflight:is_preflight": Loop(
+    "web.http:is_preflight": Loop(
         CLIENT,
-        lambda text: preflight.is_preflight("OPTIONS", lambda name: ["0"] * len(text) + [text]),
+        lambda text: http.is_preflight("OPTIONS", lambda name: ["0"] * len(text) + [text]),
         "a0",
     ),
     "quota:Quota.parse_all": Loop(QUOTA, parse_quota, "; 1/", ("1/day;", "1/")),
@@ -348,7 +348,7 @@ ASIDE: Final = {
     # Values, the engine and its stores: of a request they see checks, whose identities have 128 characters at most.
     **dict.fromkeys(
         ("algorithms.*", "rules.ban:*", "web.settlement:*", "limiter:*", "web.bound:*", "plan:*",
-         "web.problem:*", "reservation:*", "rules.rollout:*", "stores:*", "stores.*"),
+         "web.http:problem", "reservation:*", "rules.rollout:*", "stores:*", "stores.*"),
         "checks and what stores keep of them; an identity has 128 characters at most",
     ),
     **dict.fromkeys(("web.marks:*", "rules.rule:*", "web.settings:*", "rules.tiers:*"), OPERATOR),

@@ -22,8 +22,7 @@ from sluicegate.runtime import fork
 from sluicegate.stores.completion import running_loop
 from sluicegate.web.bound import Bound
 from sluicegate.web.gate import AsyncGate, Gate
-from sluicegate.web.http import environ_name
-from sluicegate.web.preflight import is_preflight
+from sluicegate.web.http import environ_name, is_preflight
 from sluicegate.web.request_state import NO_MARKS, RequestState
 
 if TYPE_CHECKING:

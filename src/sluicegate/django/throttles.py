@@ -35,9 +35,8 @@ from sluicegate.web.charge import NOTHING, Charge
 from sluicegate.web.charges import Charges
 from sluicegate.web.endpoint import Endpoint, printable, scope_of
 from sluicegate.web.gate import AsyncGate, Gate
-from sluicegate.web.http import retry_after
+from sluicegate.web.http import detail, retry_after
 from sluicegate.web.marks import RuleOptions
-from sluicegate.web.problem import detail
 
 _STATE: Final = "_sluicegate_throttles"
 Theirs: TypeAlias = Any

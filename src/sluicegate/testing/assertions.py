@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from sluicegate.plan import Decision
-from sluicegate.web.http import NAMES
-from sluicegate.web.problem import FORBIDDEN, PROBLEM
+from sluicegate.web.http import FORBIDDEN, NAMES, PROBLEM
 
 _REFUSED: Final = 429
 _DENIED: Final = 403

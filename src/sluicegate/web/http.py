@@ -1,4 +1,4 @@
-"""HTTP header fields and responses made from decisions: functions from values to text.
+"""HTTP header fields and responses made from decisions: functions from values to text. And what a CORS preflight is.
 
 There are several dialects of the fields, because draft-ietf-httpapi-ratelimit-headers is still a draft and its format
 changes. `Retry-After` in whole seconds is the one field that every client understands.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from functools import lru_cache
@@ -17,8 +17,7 @@ from typing import Final, Literal, cast
 from sluicegate.clock import MICROSECOND as MICROSECOND  # noqa: PLC0414  # the adapter for ASGI imports it from here
 from sluicegate.clock import epoch_seconds
 from sluicegate.errors import RuleError, SettingsError
-from sluicegate.plan import BAN, Check, Decision, Outcome, Source, Terms
-from sluicegate.web.problem import PROBLEM, problem
+from sluicegate.plan import BAN, DENIED, LIMITED, UNAVAILABLE, Check, Decision, Outcome, Source, Terms
 
 Field = tuple[str, str]
 Fields = list[Field]
@@ -53,6 +52,16 @@ _DATE: Final = re.compile(  # the three date forms of RFC 9110 §5.6.7; the last
 LESS: Final = MICROSECOND - 1
 """Added before a division, to round up: faster than to negate twice."""
 _LONGEST_ACCEPT: Final = 1_024  # characters; browsers send about 150
+
+TYPES: Final = "https://iana.org/assignments/http-problem-types#"  # requested by draft 11, not yet registered
+PROBLEM: Final = "application/problem+json"
+# By status. With _BANNED these are the problem types of draft 11; for 403 the phrase of the status, because its type is
+# about:blank (RFC 9457 §4.2.1).
+_TITLES: Final = {LIMITED: "Quota Exceeded", UNAVAILABLE: "Temporary Reduced Capacity", DENIED: "Forbidden"}
+FORBIDDEN: Final = "This client is not allowed here."
+_BANNED: Final = "Abnormal Usage Detected"
+_IN_PREFLIGHTS: Final = ("origin", "access-control-request-method")  # a browser always sends both
+_NOT_IN_PREFLIGHTS: Final = ("transfer-encoding", "authorization", "cookie")  # the signs of a body or of credentials
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -169,6 +178,30 @@ def make_denial(decision: Decision, dialect: str | None, *, epoch: float, text: 
     )
 
 
+def problem(decision: Decision, *, status: int, wait: int | None) -> dict[str, object]:
+    """Return the body of the response to a refused request. `wait` is the value of `Retry-After`."""
+    name = _BANNED if decision.banned else _TITLES[status]  # the title: the problem's type in words
+    kind = "about:blank" if status == DENIED else TYPES + name.lower().replace(" ", "-")
+    body: dict[str, object] = {"type": kind, "title": name, "status": status, "detail": detail(decision, wait)}
+    if status == DENIED:
+        return body
+    pairs = zip(decision.checks, decision.outcomes, strict=True)
+    refused = [check.terms for check, outcome in pairs if not outcome.allowed and outcome.source != "policy"]
+    # The same names as in the header fields. A ban is left out, because a ban is not a policy.
+    return {**body, "violated-policies": [terms.name for terms in refused if terms.algorithm != BAN]}
+
+
+def detail(decision: Decision, wait: int | None) -> str:
+    """Return a sentence that says what the client can do. It contains no identity."""
+    if decision.forbidden:
+        return FORBIDDEN
+    if wait is None:
+        return "This request costs more than its limit, so it can never pass."
+    if not decision.unavailable and (binding := decision.binding) is not None and binding[0].terms.message is not None:
+        return binding[0].terms.message
+    return f"Retry after {wait} second{'' if wait == 1 else 's'}."
+
+
 def wants_text(accept: str) -> bool:
     """True if a client with this `Accept` prefers text (a browser) to JSON (every other client).
 
@@ -216,6 +249,20 @@ def merge(existing: Iterable[Field], fields: Iterable[Field], *, epoch: Callable
             value = _join(name.lower(), [*lines, new_value], keep=tighter)
         merged.append((name, value))
     return merged
+
+
+def is_preflight(method: str, lines: Callable[[str], Sequence[str]]) -> bool:
+    """True if this is a CORS preflight in the form that browsers send. `lines` returns all lines of a header.
+
+    A bare OPTIONS is an ordinary request. So is an OPTIONS with a body or with credentials: a preflight of the Fetch
+    standard has neither, and the application might read them.
+    """
+    return (
+        method == "OPTIONS"
+        and all([any(lines(name)) for name in _IN_PREFLIGHTS])
+        and not any([any(lines(name)) for name in _NOT_IN_PREFLIGHTS])
+        and all([line in ("", "0") for line in lines("content-length")])
+    )
 
 
 @lru_cache(maxsize=64)
