@@ -59,7 +59,7 @@ class SimpleRateThrottle(RateThrottle, throttling.SimpleRateThrottle):
         _last.asked = self, decision
         if decision.allowed:
             return self.throttle_success()
-        if refusal(decision)[0] != 429 and state.can_refuse:
+        if refusal(decision)[0] != 429 and state.can_refuse and not state.alone:
             raise RateLimitExceeded(decision)  # Ninja has no other answer than 429; the middleware has
         return self.throttle_failure()
 

@@ -124,3 +124,28 @@ def test_django(installed: list[str], is_async: bool, asgi: bool) -> None:
     # With the middleware a request is charged once; without it each call is.
     assert [answer.body for answer in answers] == ([passed] * 3 + [refused] if installed else [passed] + [refused] * 3)
     assert ran.times == (3 * TRIES if installed else TRIES)
+
+
+@pytest.mark.parametrize("asgi", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_django_gives_back(is_async: bool, asgi: bool) -> None:
+    """What the request was charged before is given back by the refusal, as in Starlette and Flask."""
+
+    @sluicegate.django.limit("1/minute")
+    def costly(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ran")
+
+    @sluicegate.django.limit("1/minute")
+    async def costly_async(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ran")
+
+    def view(request: HttpRequest) -> HttpResponse:
+        return costly(request)
+
+    async def view_async(request: HttpRequest) -> HttpResponse:
+        return await costly_async(request)
+
+    urls: list[Any] = [path("", view_async if is_async else view), path("plain", lambda request: HttpResponse())]
+    with serving(asgi=asgi, urls=urls, middleware=[OURS], default_limits=["9/minute"], clock=ManualClock()) as site:
+        assert [site.request("GET", "/").status for _ in range(3)] == [200, 429, 429]
+        assert site.request("GET", "/plain").one("ratelimit") == '"default";r=7;t=60'

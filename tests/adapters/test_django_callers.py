@@ -174,9 +174,9 @@ def test_one_object_reads_one_request(view: Any, asgi: bool, monkeypatch: pytest
     for gate in (Gate, AsyncGate):
         decide: Any = gate.decide
 
-        def noted(self: Any, caller: Any, bounds: Any, decide: Any = decide) -> Any:
+        def noted(self: Any, caller: Any, *given: Any, decide: Any = decide, **options: Any) -> Any:
             readers.append(caller)
-            return decide(self, caller, bounds)
+            return decide(self, caller, *given, **options)
 
         monkeypatch.setattr(gate, "decide", noted)
     limited = limit("9/minute")(view)

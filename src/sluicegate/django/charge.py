@@ -47,11 +47,7 @@ def _charge(rule: ChargedRule, request: object) -> Charged:
         return unlimited()
     if isinstance(state.gate, AsyncGate):
         conf.check_can_wait("charge", text_of(rule.mark), instead="acharge(…)")
-        return async_to_sync(_acharge)(rule, request).called_by(_from_thread)
-    one = Charge(rule, state, arrival_of(native).endpoint)
-    charged = one.run(state.charging(native, one.bounds))
-    release_at_close(state)
-    return charged
+    return run(Charge(rule, state, arrival_of(native).endpoint), native, state)
 
 
 async def _acharge(rule: ChargedRule, request: object) -> Charged:
@@ -59,15 +55,28 @@ async def _acharge(rule: ChargedRule, request: object) -> Charged:
     state = _state_for(native)
     if state is None:
         return unlimited()
-    if not isinstance(state.gate, AsyncGate):  # an async view under WSGI
-        return await sync_to_async(_charge)(rule, request)
-    one = Charge(rule, state, arrival_of(native).endpoint)
-    charged = await one.run_async(state.charging(native, one.bounds))
+    return await run_async(Charge(rule, state, arrival_of(native).endpoint), native, state)
+
+
+_acharge.__qualname__ = "acharge"  # Python's warning about a forgotten await shows it
+
+
+def run(charge: Charge, request: HttpRequest, state: DjangoRequestState) -> Charged:
+    """Run a charge of this request in sync code. Raises RateLimitExceeded if it refuses."""
+    if isinstance(state.gate, AsyncGate):  # sync code under ASGI: the gate's connections belong to the server's loop
+        return async_to_sync(run_async)(charge, request, state).called_by(_from_thread)
+    charged = charge.run(state.charging(request, charge.bounds))
     release_at_close(state)
     return charged
 
 
-_acharge.__qualname__ = "acharge"  # Python's warning about a forgotten await shows it
+async def run_async(charge: Charge, request: HttpRequest, state: DjangoRequestState) -> Charged:
+    """Do the same as `run` in async code."""
+    if not isinstance(state.gate, AsyncGate):  # async code under WSGI: its loop ends with this call
+        return await sync_to_async(run)(charge, request, state)
+    charged = await charge.run_async(state.charging(request, charge.bounds))
+    release_at_close(state)
+    return charged
 
 
 def _from_thread(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:

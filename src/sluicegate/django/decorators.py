@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable
 from inspect import isbuiltin
-from typing import Any, NamedTuple, TypeGuard, TypeVar, Unpack, cast
+from typing import Any, TypeGuard, TypeVar, Unpack, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings as django_settings
@@ -18,18 +18,18 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from sluicegate.django import conf
+from sluicegate.django.charge import run, run_async
 from sluicegate.django.lifecycle import settle_response, settle_response_async
-from sluicegate.django.request import STATE, DjangoRequestState, begin, native_of
-from sluicegate.django.responses import enforce, enforce_async
+from sluicegate.django.request import STATE, DjangoRequestState, begin, native_of, state_of
+from sluicegate.django.responses import add_fields, refuse, refuse_async
 from sluicegate.django.routes import AnyView, arrival_by_call, arrival_of
 from sluicegate.errors import NotEnforcedError, warn
+from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
-from sluicegate.web.bound import NO_BOUNDS, Bounds
-from sluicegate.web.endpoint import Endpoint, label_of
-from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.charge import MarkCharge
+from sluicegate.web.endpoint import label_of
 from sluicegate.web.marks import (
-    EXEMPT,
     Mark,
     MarkOptions,
     declare,
@@ -101,74 +101,91 @@ def _copy_of(view: AnyView) -> AnyView:
     return async_view if iscoroutinefunction(view) else sync_view  # pyright: ignore[reportDeprecated]
 
 
-class _ViewCall(NamedTuple):
-    """A call of a view with marks that are not enforced yet."""
-
-    request: HttpRequest
-    state: DjangoRequestState
-    marks: tuple[Mark, ...]
-    bounds: Bounds
-
-    def refused(self) -> None:
-        """Let the next call in the same request ask again: a caller may drop the refusal."""
-        self.state.enforced -= {*self.marks}
-
-    def settles(self, response: object) -> TypeGuard[HttpResponseBase]:
-        """True if this call settles by the response, because there is no middleware. A view of Ninja returns data."""
-        return self.state.alone and isinstance(response, HttpResponseBase)
-
-
 def _guarded(view: AnyView, mark: Mark) -> AnyView:
-    """Wrap a view in a guard that enforces the marks that the middleware has not enforced."""
+    """Wrap a view in a guard that charges the marks that the middleware has not enforced.
+
+    A refusal is the response that the call returns: without the middleware nothing would answer an exception.
+    """
 
     @functools.wraps(view)
     async def later(*args: object, **kwargs: object) -> object:
-        call = _unenforced_call(mark, view, args)
-        return await (view(*args, **kwargs) if call is None else _run(call, functools.partial(view, *args, **kwargs)))
+        state = getattr(args[0], STATE, None) if args else None
+        if type(state) is DjangoRequestState and mark in state.enforced and not state.alone:  # nearly always
+            return await view(*args, **kwargs)
+        call = _unenforced(mark, view, args)
+        return await (view(*args, **kwargs) if call is None else _run(*call, functools.partial(view, *args, **kwargs)))
 
     @functools.wraps(view)
     def sync(*args: object, **kwargs: object) -> object:
-        call = _unenforced_call(mark, view, args)
+        state = getattr(args[0], STATE, None) if args else None
+        if type(state) is DjangoRequestState and mark in state.enforced and not state.alone:
+            return view(*args, **kwargs)
+        call = _unenforced(mark, view, args)
         if call is None:
             return view(*args, **kwargs)
         if getattr(_owner(view, args), "view_is_async", False):  # of `dispatch`, which is no `async def`
-            return _run(call, functools.partial(view, *args, **kwargs))
-        refusal = enforce(call.request, call.state, call.bounds)
-        if refusal is not None:
-            call.refused()
-            return refusal
+            return _run(*call, functools.partial(view, *args, **kwargs))
+        request, charge, state = call
+        decision = _refused(charge, request, state)
+        if decision is not None:
+            return _answered(refuse(request, state, decision), state)
         response = view(*args, **kwargs)
-        return settle_response(response, call.state) if call.settles(response) else response
+        return settle_response(response, state) if _settles(response, state) else response
 
     return later if iscoroutinefunction(view) else sync  # pyright: ignore[reportDeprecated]
 
 
-async def _run(call: _ViewCall, view: Callable[[], Awaitable[object]]) -> object:
-    """Enforce the marks, and call an async view."""
-    refusal = await enforce_async(call.request, call.state, call.bounds)
-    if refusal is not None:
-        call.refused()
-        return refusal
+async def _run(
+    request: HttpRequest, charge: MarkCharge, state: DjangoRequestState, view: Callable[[], Awaitable[object]]
+) -> object:
+    """Charge the marks, and call an async view."""
+    refused: Decision | None = None
+    try:
+        await run_async(charge, request, state)
+    except RateLimitExceeded as error:
+        refused = state.refuse(error.decision)
+    if refused is not None:
+        return _answered(await refuse_async(request, state, refused), state)
     response = await view()
-    return await settle_response_async(response, call.state) if call.settles(response) else response
+    return await settle_response_async(response, state) if _settles(response, state) else response
 
 
-def _unenforced_call(mark: Mark, view: AnyView, args: tuple[object, ...]) -> _ViewCall | None:
-    """Return the call with the marks that are still to enforce; None if there are none."""
+def _refused(charge: MarkCharge, request: HttpRequest, state: DjangoRequestState) -> Decision | None:
+    """Charge the marks. Return the decision if it refuses."""
+    try:
+        run(charge, request, state)
+    except RateLimitExceeded as error:
+        return state.refuse(error.decision)
+    return None
+
+
+def _settles(response: object, state: DjangoRequestState) -> TypeGuard[HttpResponseBase]:
+    """True if the guard settles by the response, because there is no middleware. A view of Ninja returns data."""
+    return state.alone and isinstance(response, HttpResponseBase)
+
+
+def _answered(refusal: HttpResponseBase, state: DjangoRequestState) -> HttpResponseBase:
+    """Return the refusal. Without the middleware nothing else adds its RateLimit fields."""
+    return add_fields(refusal, state) if state.alone else refusal
+
+
+def _unenforced(
+    mark: Mark, view: AnyView, args: tuple[object, ...]
+) -> tuple[HttpRequest, MarkCharge, DjangoRequestState] | None:
+    """Return the charge of the marks that are still to enforce; None if there are none."""
     for arg in args:
-        request = arg if isinstance(arg, HttpRequest) else native_of(arg)  # most views need no call
+        request = native_of(arg)
         if request is not None:
             break
     else:
         expected = "decorate a view, whose first argument is the request"
         raise NotEnforcedError("limit on", view, problem="it was called without a request", expected=expected)
-    found = vars(request).get(STATE)
-    state = found if isinstance(found, DjangoRequestState) else None
+    state = state_of(request)
     if state is not None and mark in state.enforced:
         if state.alone:  # the same request object may come again (in tests it does), and is then charged again
             state.enforced -= {mark}
         return None
-    if state is None or not state.can_refuse:
+    if state is None or state.alone or not state.open:
         gate = conf.gate_for(request)
         if not gate.settings.enabled:
             return None
@@ -183,10 +200,10 @@ def _unenforced_call(mark: Mark, view: AnyView, args: tuple[object, ...]) -> _Vi
         cls: type | None = None if owner is None else type(owner)
         name = label_of(view) if cls is None else view.__name__
         arrival = arrival_by_call(cls, name, marks, route=arrival.endpoint.route)
-    state.enforced = state.enforced.union(arrival.marks)
+    charge = MarkCharge.of(state, arrival)
     if state.alone:
         state.enforced -= {mark}
-    return _ViewCall(request, state, arrival.marks, bounds=_bounds(state.gate, arrival.endpoint))
+    return None if charge is None else (request, charge, state)
 
 
 def _owner(view: AnyView, args: tuple[object, ...]) -> object:
@@ -194,9 +211,3 @@ def _owner(view: AnyView, args: tuple[object, ...]) -> object:
     if isinstance(view, functools.partial):
         return getattr(view.func, "__self__", None)
     return args[0] if native_of(args[0]) is None else None
-
-
-@functools.lru_cache(maxsize=1024)
-def _bounds(gate: Gate | AsyncGate, endpoint: Endpoint) -> Bounds:
-    """Return the rules of the marks only, with the names and scopes that the middleware gives them."""
-    return NO_BOUNDS if EXEMPT in endpoint.marks else gate.bind_own(endpoint, endpoint.marks)

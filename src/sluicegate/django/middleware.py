@@ -114,7 +114,7 @@ class RateLimitMiddleware:
         if not isinstance(error, RateLimitExceeded):
             return None
         state = state_of(request)
-        if state is not None and state.can_refuse:
+        if state is not None and state.open and not state.alone:
             return refuse(request, state, state.refuse(error.decision))
         state = begin(request, self._gate())  # limits are off, but the view has raised a refusal
         return add_fields(refuse(request, state, state.refuse(error.decision)), state)

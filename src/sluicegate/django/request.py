@@ -82,8 +82,8 @@ class DjangoRequestState(RequestState):
 
     @property
     def can_refuse(self) -> bool:
-        """True until the middleware has finished the response."""
-        return self.open and not self.alone
+        """True until the middleware has finished the response, or the guard that is alone has."""
+        return self.open
 
     def charging(self, request: HttpRequest, bounds: Collection[Bound]) -> Self:
         """Return this state, about to charge these rules. A middleware may have passed on a copy of the request."""

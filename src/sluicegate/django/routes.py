@@ -159,17 +159,16 @@ def _verb(cls: type, method: str | None) -> str:
 def _arrival(key: Hashable, name: str, route: str, *, verb: str) -> Arrival:
     cls, view = class_of(key), _of_key(key)
     label = label_of(view) if cls is None else _class_label(cls)
-    marks = marks_of(view)
-    of_endpoint = marks
+    placed = marks = marks_of(view)
     home = _first_routes(get_resolver(get_urlconf())).get(_inmost(view), route) if "<" in label else route
     if cls is not None:
         actions = getattr(view, "actions", None) or {}  # a viewset maps each verb to a method
         handler = actions.get(verb, verb)
         own = marks_of(getattr(cls, handler, None))
-        of_endpoint = (*marks_of(cls), *marks, *method_marks(own, f"{label}.{handler}"))
-        marks = (*marks, *own)
+        around = (*marks_of(cls), *marks)
+        placed, marks = (*around, *method_marks(own, f"{label}.{handler}")), (*around, *own)
     names = tuple(dict.fromkeys(each for each in (name, route, f"/{route}", label) if each))
-    return Arrival(Endpoint((key, name, route, verb), of_endpoint, names=names, label=label, route=home), marks)
+    return Arrival(Endpoint((key, name, route, verb), placed, names=names, label=label, route=home), marks)
 
 
 def _class_label(cls: type) -> str:

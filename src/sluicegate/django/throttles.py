@@ -271,7 +271,7 @@ def state_for(request: object) -> DjangoRequestState | None:
     """
     native = native_request(request, "throttle")
     state = state_of(native)
-    if state is not None and state.can_refuse:
+    if state is not None and state.open and not state.alone:
         return state
     gate = gate_for(native)
     if not gate.settings.enabled:
