@@ -123,9 +123,12 @@ class RateLimitMiddleware:
 def _arrive(request: HttpRequest, state: DjangoRequestState) -> Bounds:
     """Mark the request as charged, and return the rules of its endpoint."""
     endpoint, marks = arrival_of(request)
+    bounds = state.bounds = state.gate.bind(endpoint)
     state.charged = True
     state.enforced = state.enforced.union(marks)
-    return state.gate.bind(endpoint)
+    if state.current() is not request:  # a middleware has passed on a copy
+        state.charging(request, bounds)
+    return bounds
 
 
 def _arrive_without_view(request: HttpRequest, state: DjangoRequestState, status: int) -> Bounds:
@@ -136,5 +139,5 @@ def _arrive_without_view(request: HttpRequest, state: DjangoRequestState, status
     else requests that look like preflights could try API keys without limit where a wrong key gets 401 or a redirect.
     """
     bounds = _arrive(request, state)
-    is_free = state.charging(request, bounds).is_cors_preflight() and (200 <= status < 300 or status in (301, 404))
+    is_free = state.is_cors_preflight() and (200 <= status < 300 or status in (301, 404))
     return NO_BOUNDS if is_free else bounds

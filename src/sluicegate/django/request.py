@@ -45,35 +45,21 @@ class DjangoRequestState(RequestState):
     pass on, has the same state; it may be freed before the request itself.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_request",
-        "_scope",
-        "alone",
-        "bounds",
-        "charged",
-        "found_user",
-        "login_failed",
-        "meta",
-        "open",
-        "own_request",
-        "releases_at_close",
-    )
+    bounds: Collection[Bound] = ()  # the rules that are being charged
+    charged = False  # the plan of the endpoint has been decided
+    found_user: object = UNKNOWN  # the user found by the lookup: one request does one lookup
+    login_failed = False  # Django has sent its signal about it
+    releases_at_close = False  # closing the request releases its slots
+    alone = False  # a decorator has made this state: there is no middleware
+    open = True  # the response is not finished, except for the body of a stream
 
     def __init__(self, request: HttpRequest, gate: Gate | AsyncGate) -> None:
         # Not by super(): this runs for every request.
         self.gate, self.decision, self.settlement, self.enforced = gate, None, None, NO_MARKS
         # The request that is charged, perhaps a copy, and the one that Django closes.
-        self._request = self.own_request = ref(request)
+        self.current = self.own_request = ref(request)
         self.meta = request.META
         self._scope = vars(request).get("scope")  # under ASGI: the headers as they were sent
-        self.bounds: Collection[Bound] = ()  # the rules that are being charged
-        self.charged = False  # the plan of the endpoint has been decided
-        self.found_user: object = UNKNOWN  # the user found by the lookup: one request does one lookup
-        self.login_failed = False  # Django has sent its signal about it
-        self.releases_at_close = False  # closing the request releases its slots
-        self.alone = False  # a decorator has made this state: there is no middleware
-        self.open = True  # the response is not finished, except for the body of a stream
 
     @property
     def can_hold(self) -> bool:
@@ -87,13 +73,13 @@ class DjangoRequestState(RequestState):
 
     def charging(self, request: HttpRequest, bounds: Collection[Bound]) -> Self:
         """Return this state, about to charge these rules. A middleware may have passed on a copy of the request."""
-        self._request, self.meta, self.bounds = ref(request), request.META, bounds
+        self.current, self.meta, self.bounds = ref(request), request.META, bounds
         return self
 
     @property
     def native(self) -> HttpRequest:
         """The request that is being charged; the one of this state if that was a copy and is gone."""
-        request = self._request() or self.own_request()
+        request = self.current() or self.own_request()
         if request is None:  # a charge goes on after its request was freed: the event of it has no method then
             raise AttributeError("the request of this state was freed")
         return request
@@ -134,7 +120,7 @@ class DjangoRequestState(RequestState):
 
     def user(self) -> Hashable | Awaitable[Hashable | None] | None:
         """Return the primary key of the signed-in user, or an awaitable of it where the session has to be awaited."""
-        request = self._request() or self.own_request()  # as `native`, without a call
+        request = self.current() or self.own_request()  # as `native`, without a call
         if getattr(request, "user", None) is None:
             return None
         name = known_user(request, is_async=isinstance(self.gate, AsyncGate))
