@@ -1,4 +1,4 @@
-"""The adapter for any WSGI application. The Flask adapter uses its caller.
+"""The adapter for any WSGI application. The Flask adapter builds on its caller and its state.
 
 The middleware asks the gate. It either passes the request on and adds fields when the response starts, or refuses it.
 It calls the application once and returns the application's iterable itself, unless the request holds a slot until the
@@ -47,8 +47,6 @@ _RAISED: Final[list[bytes]] = []  # instead of the iterable, while the applicati
 
 class WsgiCaller:
     """The client of a request, read from its environ. `state` is that of the request, if a limiter has made one."""
-
-    __slots__ = ("environ", "state")
 
     state: SyncState | None
 

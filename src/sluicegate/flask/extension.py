@@ -15,15 +15,14 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
+from typing import TYPE_CHECKING, Final, NoReturn, Unpack, cast
 
 from flask import Flask, Request, Response, current_app, has_app_context, has_request_context
-from flask.globals import request_ctx
 from flask.signals import got_request_exception, request_tearing_down
 from flask.views import View
 
 from sluicegate.errors import NotEnforcedError, RuleError, SettingsError, SluicegateError, name_here, warn
-from sluicegate.flask.request import FlaskCaller
+from sluicegate.flask.request import FlaskRequestState, context
 from sluicegate.flask.responses import (
     STATUSES,
     add_fields,
@@ -48,11 +47,13 @@ from sluicegate.web.gate import Gate
 from sluicegate.web.http import Denial, Fields, denial, fields_for, is_preflight, merge
 from sluicegate.web.marks import Arguments, Guard, Mark, Options
 from sluicegate.web.request_state import NO_MARKS, RequestState, count_together, warn_of_twice
+from sluicegate.web.http import Fields, denial, fields_for, merge
+from sluicegate.web.preflight import is_preflight
+from sluicegate.web.request_state import RequestState, count_together, warn_of_twice
 from sluicegate.web.settings import Settings, SettingsOptions, hide
-from sluicegate.wsgi import KEY, SettlingBody, SyncState, WsgiCaller
+from sluicegate.wsgi import KEY, SettlingBody, WsgiCaller
 
 if TYPE_CHECKING:
-    from flask.ctx import RequestContext
     from flask.typing import ResponseReturnValue
 
 
@@ -71,9 +72,6 @@ _MEMBERS: Final = {  # of Flask-Limiter's class → what to use here
 }
 _ON_REQUEST: Final = "_sluicegate_{}"  # attribute of a request: its state under the limiter with this number
 _FIRST: Final = _ON_REQUEST.format(0)
-
-# The context itself. By the proxies of Flask, each attribute of the request would cost a look-up of the context.
-_context: Final[Callable[[], RequestContext]] = cast(Any, request_ctx)._get_current_object
 
 
 class RateLimiter:
@@ -144,6 +142,8 @@ class RateLimiter:
         app.error_handler_spec[None][None].setdefault(RateLimitExceeded, added.answer_raised)
         got_request_exception.connect(added.note_error, app)
         installed.append(added)
+        if added is not installed[0]:
+            installed[0].later.insert(0, added)
 
     def reset_all(self, identity: object) -> int:
         """Forget every budget, slot and ban of an identity under this limiter. Return how many budgets were forgotten.
@@ -227,39 +227,6 @@ def _warn_of_leftovers(app: Flask, prefix: str | None, *, strict: bool) -> None:
             warn("SG111", name, strict=strict, use=use)
 
 
-class _FlaskState(SyncState):
-    """The state of one request under one limiter, with the response if it was refused."""
-
-    __slots__ = ("context", "denial", "denied", "is_answered", "is_closed_later", "is_routed")
-
-    denial: Denial
-
-    def __init__(self, gate: Gate, context: RequestContext) -> None:
-        # Not by super(): this runs for every request.
-        self.gate, self.decision, self.settlement, self.enforced = gate, None, None, NO_MARKS
-        self.is_routed = False  # whether the rules of the route have been decided
-        self.denied: Decision | None = None  # the decision of `denial`; later decisions may follow
-        self.is_answered = False  # whether the response is finished, except for the body of a stream
-        self.is_closed_later = False  # whether closing the response calls `closed`
-        self.context = id(context)  # a copy of it (copy_current_request_context) may end while the view runs
-        if gate.limiter.events is not None:
-            native = context.request
-            self.at = "" if native.url_rule is None else native.url_rule.rule, native.method
-            self.is_over, self.made = False, []
-
-    @property
-    def can_hold(self) -> bool:
-        """True while a slot would be released: by the end of the response, or of this context."""
-        if not has_request_context():
-            return False
-        return super().can_hold if self.settlement or self.can_refuse else self.context == id(_context())
-
-    @property
-    def can_refuse(self) -> bool:
-        """True until the response is finished."""
-        return not self.is_answered
-
-
 class Installation:
     """One RateLimiter on one application, with its settings and its gate."""
 
@@ -272,6 +239,7 @@ class Installation:
         number = len(app.extensions[_NAME])
         self._on_request = _ON_REQUEST.format(number)
         self._is_first = not number
+        self.later: list[Installation] = []  # of the first limiter: the others, the last one first
         self._routes = AppRoutes(self._app, self.gate, owns_marks=self._is_first)
         if self.gate.limiter.events is not None:
             self._await_end()
@@ -297,13 +265,13 @@ class Installation:
         """Decide about a request, before its view or its error page."""
         if not self.settings.enabled:
             return None
-        context = _context()
-        native = context.request
-        state: _FlaskState | None = vars(native).get(self._on_request)
+        here = context()
+        native = here.request
+        state: FlaskRequestState | None = vars(native).get(self._on_request)
         if state is None or state.is_routed:
             if state is not None:  # a test may dispatch a request twice in one context
                 state.closed()
-            state = vars(native)[self._on_request] = _FlaskState(self.gate, context)
+            state = vars(native)[self._on_request] = FlaskRequestState(self.gate, here)
         # A preflight that no view handles is asked for the `deny` list alone: by its response `after` decides the rest.
         waits = native.method == "OPTIONS" and not _reaches_a_view(native) and _is_preflight(native)
         decision = self._decide(native, state, NO_BOUNDS if waits else None)
@@ -311,19 +279,22 @@ class Installation:
 
     def after(self, response: Response) -> Response:
         """Settle by the response. The first limiter, whose function Flask calls last, adds the fields of all."""
-        native = _context().request
-        state: _FlaskState | None = vars(native).get(self._on_request)
+        native = context().request
+        state: FlaskRequestState | None = vars(native).get(self._on_request)
         if state is None or not state.is_routed:
             response = self._decide_late(native, response)
-            state = vars(native).get(self._on_request)
-        if state is not None:
-            state.is_answered = True
-            if state.settlement is not None:
-                # Before the fields: they show what a refund has left.
-                state.answered(Answer(response.status_code, Headers(response.headers)))
+            state = self._state(native)
+        state.is_answered = True
+        if state.settlement is not None:
+            # Before the fields: they show what a refund has left.
+            state.answered(Answer(response.status_code, Headers(response.headers)))
         if self._is_first:
-            add_fields(response, self._fields(native, response.status_code))
-        if state is None or (state.settlement is None and self.gate.limiter.events is None):
+            fields: Fields = []
+            for limiter in self.later:
+                fields = merge(fields, limiter.fields(vars(native).get(limiter._on_request), response.status_code))
+            own = self.fields(state, response.status_code)
+            add_fields(response, merge(fields, own) if fields else own)
+        if state.settlement is None and self.gate.limiter.events is None:
             return response
         return _ending(response, state)
 
@@ -350,25 +321,25 @@ class Installation:
 
     def note_error(self, app: Flask, exception: Exception) -> None:
         """Note an error without a handler. If `after` is not called for its response, `end_request` charges it."""
-        self._state(_context().request)
+        self._state(context().request)
         self._await_end()
 
     def end_request(self, app: Flask, exc: BaseException | None) -> None:
         """End the request, with its own context. Its response, unless an error has lost it, is still to be sent."""
-        context = _context()
-        state: _FlaskState | None = vars(context.request).get(self._on_request)
-        if state is None or state.context != id(context):
+        here = context()
+        state: FlaskRequestState | None = vars(here.request).get(self._on_request)
+        if state is None or state.context != id(here):
             return
         state.is_answered = True  # also without a response: a copy of the context takes no slot any more
         if exc is not None and not state.is_routed and self.settings.enabled:
-            self._decide(context.request, state, None)
+            self._decide(here.request, state, None)
         if exc is not None or not state.is_closed_later:  # after an error Flask may send another response
             state.over(exc)
             state.closed()
 
     def answer_raised(self, error: RateLimitExceeded) -> ResponseReturnValue:
         """Handle a RateLimitExceeded that a view raised, as our own refusals. The application's handlers come first."""
-        app, native = self._app(), _context().request
+        app, native = self._app(), context().request
         own = app.error_handler_spec[None][None].get(SluicegateError)
         if own is not None:
             answer: ResponseReturnValue = app.ensure_sync(own)(error)
@@ -382,12 +353,12 @@ class Installation:
 
     def enforce_mark(self, mark: Mark, label: str) -> None:
         """Enforce the mark of a view unless it was enforced. Raises RateLimited if it refuses."""
-        native = _context().request
+        native = context().request
         state = self._state(native)
         if self.settings.enabled and mark not in state.enforced:
             charge = MarkCharge(self._routes.own(mark, label=label), state, label=label, marks=(mark,))
             try:
-                self._run(charge, native, state)
+                self._run(charge, state)
             except RateLimitExceeded as error:
                 found, accept = state.refuse(error.decision), native.environ.get("HTTP_ACCEPT", "")
                 raise late_error(found, denial(found, self.settings.headers, accept=accept)) from None
@@ -396,47 +367,40 @@ class Installation:
         """Charge a rule of the view's own. Raises RateLimitExceeded if it refuses."""
         if not self.settings.enabled:
             return unlimited()
-        native = _context().request
+        native = context().request
         state = self._state(native)
-        return self._run(Charge(rule, state, self._routes.endpoint(native.url_rule)), native, state)
+        return self._run(Charge(rule, state, self._routes.endpoint(native.url_rule)), state)
 
-    def _run(self, charge: Charge, native: Request, state: _FlaskState) -> Charged:
-        charged = charge.run(FlaskCaller(native, state))
+    def _run(self, charge: Charge, state: FlaskRequestState) -> Charged:
+        charged = charge.run(state)
         if state.settlement is not None:
             self._await_end()
         return charged
 
-    def _state(self, native: Request) -> _FlaskState:
+    def _state(self, native: Request) -> FlaskRequestState:
         """Return the state of this request, made now if there is none."""
-        state: _FlaskState | None = vars(native).get(self._on_request)
+        state: FlaskRequestState | None = vars(native).get(self._on_request)
         if state is None:
-            state = vars(native)[self._on_request] = _FlaskState(self.gate, _context())
+            state = vars(native)[self._on_request] = FlaskRequestState(self.gate, context())
         return state
 
-    def _fields(self, native: Request, status: int) -> Fields:
-        """Return the fields of all limiters for a response with this status."""
-        fields: Fields = []
-        for limiter in reversed(self._app().extensions[_NAME]):
-            state: _FlaskState | None = vars(native).get(limiter._on_request)
-            if state is None or state.decision is None:
-                continue
-            if state.decision is state.denied and status == state.denial.status:
-                added: Fields = [*state.denial.fields]
-            else:
-                added = fields_for(state.decision, limiter.settings.headers, status=status)
-            fields = merge(fields, added) if fields else added
-        return fields
+    def fields(self, state: FlaskRequestState | None, status: int) -> Fields:
+        """Return the fields of this limiter for a response with this status."""
+        if state is None or state.decision is None:
+            return []
+        if state.decision is state.denied and status == state.denial.status:
+            return [*state.denial.fields]
+        return fields_for(state.decision, self.settings.headers, status=status)
 
-    def _decide(self, native: Request, state: _FlaskState, bounds: Bounds | None) -> Decision | None:
+    def _decide(self, native: Request, state: FlaskRequestState, bounds: Bounds | None) -> Decision | None:
         """Charge these rules; None for those of the route that the request has matched."""
         if bounds is None:
             state.is_routed = True
             bounds, marks = self._routes.find(native.url_rule, native.method)
             state.enforced |= marks
-        gate, decision = self.gate, None
-        if bounds or gate.denies:
-            decision = gate.decide(FlaskCaller(native, state), bounds)
-        if (outer := native.environ.get(KEY)) is not None:
+        gate = self.gate
+        decision = gate.decide(state, bounds)
+        if (outer := state.environ.get(KEY)) is not None:
             warn_of_twice(outer, gate, decision)
         if gate.may_owe or state.decision is not None:
             state.note(decision)
@@ -453,7 +417,7 @@ class Installation:
     def _refuse(
         self,
         native: Request,
-        state: _FlaskState,
+        state: FlaskRequestState,
         decision: Decision,
         *,
         again: bool = False,
@@ -480,7 +444,7 @@ class ViewGuard(Guard):
 
     def sync(self, mark: Mark, view: Callable[..., object], args: Arguments, kwargs: Options) -> None:
         """Enforce the mark unless it was enforced. Raises RateLimited if it refuses."""
-        state = vars(_context().request).get(_FIRST) if has_request_context() else None
+        state = vars(context().request).get(_FIRST) if has_request_context() else None
         if state is not None and mark in state.enforced:  # nearly always
             return
         # The label of the view. For `dispatch_request`, which a class may have inherited, that of the class.
@@ -492,7 +456,7 @@ class ViewGuard(Guard):
 def decision() -> Decision | None:
     """Return the decision about this request, of all limiters together; None if no rule applied."""
     together = None
-    for state in _states(_context().request):
+    for state in _states(context().request):
         if together is None:
             together = RequestState(state.gate)
         together.note(state.decision)
@@ -526,13 +490,13 @@ def _first_limiter(what: str, given: object) -> Installation:
     return installed[0]
 
 
-def _states(native: Request) -> list[_FlaskState]:
+def _states(native: Request) -> list[FlaskRequestState]:
     """Return the states of this request, one for each limiter that has seen it."""
     facts = list(vars(native).values())  # in one step: another thread that has the request may read its form
-    return [each for each in facts if type(each) is _FlaskState]
+    return [each for each in facts if type(each) is FlaskRequestState]
 
 
-def _ending(response: Response, state: _FlaskState) -> Response:
+def _ending(response: Response, state: FlaskRequestState) -> Response:
     """Return a response that ends its request when it is closed: it releases the slots, and delivers the events."""
     response = ending(response, state.closed)  # also if it holds nothing yet: the stream may take a slot
     if state.settlement is not None and state.settlement.holds:

@@ -62,10 +62,8 @@ def add_fields(response: Response, fields: Fields) -> None:
     own = [*response.headers]
     if type(response.headers) is _Headers:
         own = without(own, fields)
-    for name, _ in own:
-        if name.lower() in NAMES:  # rarely
-            fields, own = merge(own, fields), []
-            break
+    if not NAMES.isdisjoint(map(str.lower, dict(own))):  # rarely
+        fields, own = merge(own, fields), []
     response.headers = _Headers([*own, *fields])
 
 
