@@ -256,7 +256,7 @@ def charge_of(rule: ChargedRule, scope: Scope, endpoint: Endpoint) -> Charge | N
         problem, expected = "the request has not passed RateLimitMiddleware", "put RateLimitMiddleware around the app"
         raise NotEnforcedError("charge in", endpoint.label or scope["path"], problem=problem, expected=expected)
     is_open = scope["type"] == "websocket" and getattr(state, "begun", "") == ACCEPT
-    return Charge(rule, state, endpoint, is_message=is_open) if state.gate.settings.enabled else None
+    return rule.charge(state, endpoint, is_message=is_open) if state.gate.settings.enabled else None
 
 
 class RateLimitMiddleware:

@@ -24,7 +24,7 @@ from sluicegate.rules.response import Headers, Response
 from sluicegate.rules.rule import Rule
 from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.web.bound import EndpointRules
-from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, unlimited
+from sluicegate.web.charge import AnyQuota, Charged, ChargedRule, ChargeOptions, unlimited
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import Gate
 from sluicegate.web.health import FIELDS, OK, answer, check_code
@@ -173,7 +173,7 @@ def charge(environ: WSGIEnvironment, /, quota: AnyQuota, **options: Unpack[Charg
         raise NotEnforcedError("charge in", environ.get("PATH_INFO"), problem=problem, expected=expected)
     if not state.gate.settings.enabled:
         return unlimited()
-    return Charge(rule, state, _NOWHERE).run(WsgiCaller(environ, state))
+    return rule.charge(state, _NOWHERE).run(WsgiCaller(environ, state))
 
 
 class RateLimitMiddleware:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -67,6 +68,26 @@ def test_starlette(kind: str) -> None:
     answers = [client.get("/") for _ in range(2)]
     assert [(answer.status, answer.body) for answer in answers] == [(200, b"0"), (200, str(TRIES).encode())]
     assert ran.times == TRIES  # all calls of the first request, which is charged once, and none of the second
+
+
+def test_two_calls_at_the_same_time_are_both_decided() -> None:
+    ran = Ran()
+
+    async def slow(request: Request) -> str:
+        await asyncio.sleep(0)
+        return "alice"
+
+    @sluicegate.starlette.limit("1/minute", key=slow)
+    async def costly(request: Request) -> None:
+        ran.run()
+
+    async def view(request: Request) -> Response:
+        found = await asyncio.gather(costly(request), costly(request), return_exceptions=True)
+        return PlainTextResponse(str([type(each).__name__ for each in found]))
+
+    client = visible(Route("/", view), default_limits="5/minute")
+    assert [client.get("/").body for _ in range(2)] == [b"['NoneType', 'NoneType']", b"['Refused', 'Refused']"]
+    assert ran.times == 2
 
 
 def test_flask() -> None:

@@ -47,7 +47,7 @@ def _charge(rule: ChargedRule, request: object) -> Charged:
         return unlimited()
     if isinstance(state.gate, AsyncGate):
         conf.check_can_wait("charge", text_of(rule.mark), instead="acharge(…)")
-    return run(Charge(rule, state, arrival_of(native).endpoint), native, state)
+    return run(rule.charge(state, arrival_of(native).endpoint), native, state)
 
 
 async def _acharge(rule: ChargedRule, request: object) -> Charged:
@@ -55,7 +55,7 @@ async def _acharge(rule: ChargedRule, request: object) -> Charged:
     state = _state_for(native)
     if state is None:
         return unlimited()
-    return await run_async(Charge(rule, state, arrival_of(native).endpoint), native, state)
+    return await run_async(rule.charge(state, arrival_of(native).endpoint), native, state)
 
 
 _acharge.__qualname__ = "acharge"  # Python's warning about a forgotten await shows it

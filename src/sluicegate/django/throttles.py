@@ -215,11 +215,7 @@ class _ThrottleCharge(Charge):
     """The charge of some throttles for one request, in one plan."""
 
     def __init__(self, state: DjangoRequestState, bounds: Sequence[Bound]) -> None:
-        self.bounds = tuple(bounds)
-        self._label = "a throttle"
-        self._state = state
-        self._is_message, self._gives_back = False, True
-        self._begin()
+        super().__init__(tuple(bounds), state, "a throttle")
         self._is_refused = is_refused(state)
         if self._is_refused:  # charge nothing more: the others only say how long the client has to wait
             self._mode = "peek"

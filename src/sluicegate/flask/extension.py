@@ -356,7 +356,7 @@ class Installation:
         native = context().request
         state = self._state(native)
         if self.settings.enabled and mark not in state.enforced:
-            charge = MarkCharge(self._routes.own(mark, label=label), state, label=label, marks=(mark,))
+            charge = MarkCharge(self._routes.own(mark, label=label), state, label, (mark,))
             try:
                 self._run(charge, state)
             except RateLimitExceeded as error:
@@ -369,7 +369,7 @@ class Installation:
             return unlimited()
         native = context().request
         state = self._state(native)
-        return self._run(Charge(rule, state, self._routes.endpoint(native.url_rule)), state)
+        return self._run(rule.charge(state, self._routes.endpoint(native.url_rule)), state)
 
     def _run(self, charge: Charge, state: FlaskRequestState) -> Charged:
         charged = charge.run(state)

@@ -28,7 +28,7 @@ from sluicegate.web.charges import Charges, held, kept, log, made, owed
 from sluicegate.web.endpoint import Arrival, Endpoint, scope_of, short_name
 from sluicegate.web.gate import AsyncGate, Gate, Undecided
 from sluicegate.web.marks import EXEMPT, LateOptions, Mark, make_mark
-from sluicegate.web.request_state import NO_MARKS, RequestState
+from sluicegate.web.request_state import RequestState
 from sluicegate.web.settlement import AsyncSettlement, HeldCharges, Settlement
 
 AnyQuota = QuotaSpec | QuotaFunction
@@ -184,6 +184,11 @@ class ChargedRule(NamedTuple):
             _known[known] = made
         return made
 
+    def charge(self, state: RequestState, endpoint: Endpoint, *, is_message: bool = False) -> Charge:
+        """Return the charge of this rule for one request to an endpoint."""
+        bounds = bounds_of(state.gate, self, endpoint._replace(view=None, marks=(), names=()))
+        return Charge(bounds, state, endpoint.label, is_message=is_message, gives_back=self.refund_earlier)
+
 
 _known: Final[dict[Hashable, ChargedRule]] = {}
 
@@ -264,22 +269,22 @@ def unlimited() -> Charged:
 class Charge:
     """One charge for one request: everything except the calls of the store."""
 
-    bounds: tuple[Bound, ...]
-    _label: str  # of the view, for errors
-    _state: RequestState
-    _is_message = False  # a message of a WebSocket: each is charged, whatever was charged before
-    _gives_back = True  # a refusal gives back what the request was charged before
+    _mode: Mode = "charge"
 
-    def __init__(self, rule: ChargedRule, state: RequestState, endpoint: Endpoint, *, is_message: bool = False) -> None:
-        self.bounds = bounds_of(state.gate, rule, endpoint._replace(view=None, marks=(), names=()))
-        self._label = endpoint.label
+    def __init__(
+        self,
+        bounds: Bounds,
+        state: RequestState,
+        label: str,
+        *,
+        is_message: bool = False,
+        gives_back: bool = True,
+    ) -> None:
+        self.bounds = bounds
         self._state = state
-        self._is_message = is_message
-        self._gives_back = rule.refund_earlier
-        self._begin()
-
-    def _begin(self) -> None:
-        self._mode: Mode = "charge"
+        self._label = label  # of the view, for errors
+        self._is_message = is_message  # of a WebSocket: each is charged, whatever was charged before
+        self._gives_back = gives_back  # a refusal gives back what the request was charged before
         self._known: Charges = []  # what the request was charged already, under this rule
         self._looser: Charges = []  # what it was charged in the same budgets under a higher limit: that is given back
 
@@ -411,10 +416,9 @@ class MarkCharge(Charge):
     `bounds` are the rules of the marks, with the budgets that they have where the adapter finds the view.
     """
 
-    def __init__(self, bounds: Bounds, state: RequestState, *, label: str, marks: Collection[Mark]) -> None:
-        self.bounds, self._state, self._label, self._marks = bounds, state, label, frozenset(marks)
-        self._begin()
-        state.note_marks(marks)  # before the charge: of two calls at the same time only one is charged
+    def __init__(self, bounds: Bounds, state: RequestState, label: str, marks: Collection[Mark]) -> None:
+        super().__init__(bounds, state, label)
+        self.marks = frozenset(marks)  # that the request has after this charge
 
     @classmethod
     def of(cls, state: RequestState, arrival: Arrival) -> MarkCharge | None:
@@ -426,25 +430,12 @@ class MarkCharge(Charge):
             return None
         if not left:
             return None
-        bounds = _bounds_of_marks(state.gate, endpoint, tuple(left.values()))
-        return cls(bounds, state, label=endpoint.label, marks=left)
-
-    def run(self, caller: Caller) -> Charged:
-        try:
-            return super().run(caller)
-        finally:
-            self._state.enforced -= self._marks
-
-    async def run_async(self, caller: Caller) -> Charged:
-        try:
-            return await super().run_async(caller)
-        finally:
-            self._state.enforced -= self._marks
+        return cls(_bounds_of_marks(state.gate, endpoint, tuple(left.values())), state, endpoint.label, left)
 
     def _conclude(self, shown: Decision) -> Charged:
         charged = super()._conclude(shown)  # raises for a refusal
-        # Only now the note stays. A caller may catch a refusal: a second call of the view is then charged again.
-        self._marks = NO_MARKS
+        # Only now: a caller may catch a refusal, and a second call must not run the view before it is decided.
+        self._state.note_marks(self.marks)
         return charged
 
 
