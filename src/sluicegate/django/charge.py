@@ -30,17 +30,7 @@ def charge(request: object, /, quota: AnyQuota, **options: Unpack[ChargeOptions]
         charge(request, "1/minute", key=email_of)
         with charge(request, "2 at once"): ...  # until the block ends; without a block until the response ends
     """
-    return _charge(ChargedRule.of("charge", quota, **options), request)
-
-
-def acharge(request: object, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> AsyncCharge:
-    """Do the same as `charge` in async code: `await acharge(…)`, or `async with acharge(…):`."""
     rule = ChargedRule.of("charge", quota, **options)
-    conf.check_is_async("acharge", quota, instead="charge(…)")
-    return AsyncCharge(_acharge(rule, request))
-
-
-def _charge(rule: ChargedRule, request: object) -> Charged:
     native = native_request(request, "charge")
     state = _state_for(native)
     if state is None:
@@ -48,6 +38,13 @@ def _charge(rule: ChargedRule, request: object) -> Charged:
     if isinstance(state.gate, AsyncGate):
         conf.check_can_wait("charge", text_of(rule.mark), instead="acharge(…)")
     return run(rule.charge(state, arrival_of(native).endpoint), native, state)
+
+
+def acharge(request: object, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> AsyncCharge:
+    """Do the same as `charge` in async code: `await acharge(…)`, or `async with acharge(…):`."""
+    rule = ChargedRule.of("charge", quota, **options)
+    conf.check_is_async("acharge", quota, instead="charge(…)")
+    return AsyncCharge(_acharge(rule, request))
 
 
 async def _acharge(rule: ChargedRule, request: object) -> Charged:

@@ -30,9 +30,11 @@ from sluicegate.rules.terms import QuotaSpec
 from sluicegate.web.charge import MarkCharge
 from sluicegate.web.endpoint import label_of
 from sluicegate.web.marks import (
+    Guard,
     Mark,
     MarkOptions,
     declare,
+    guarded,
     make_mark,
     marks_of,
     not_a_view,
@@ -68,8 +70,8 @@ def _limited(view: AnyView, mark: Mark) -> AnyView:
     if not isinstance(view, type):
         return _guarded(declare(view, mark), mark)
     cls: Any = view
-    # A copy for this class only: the inherited `dispatch` belongs to all views, and must not be marked.
-    cls.dispatch = _guarded(declare(_copy_of(cls.dispatch), mark), mark)
+    # The guard is marked, for this class only: the inherited `dispatch` belongs to all views.
+    cls.dispatch = declare(_guarded(cls.dispatch, mark), mark)
     return view
 
 
@@ -84,21 +86,7 @@ def exempt(view: object, mark: Mark) -> object:
     """
     if not callable(view) or isbuiltin(view):
         raise TypeError("not a view")
-    return declare(view if isinstance(view, type) else _copy_of(view), mark)
-
-
-def _copy_of(view: AnyView) -> AnyView:
-    """Return a new function that calls the view. A mark on it does not mark the view."""
-
-    @functools.wraps(view)
-    async def async_view(*args: object, **kwargs: object) -> object:
-        return await view(*args, **kwargs)
-
-    @functools.wraps(view)
-    def sync_view(*args: object, **kwargs: object) -> object:
-        return view(*args, **kwargs)
-
-    return async_view if iscoroutinefunction(view) else sync_view  # pyright: ignore[reportDeprecated]
+    return declare(view if isinstance(view, type) else guarded(view, mark, Guard()), mark)
 
 
 def _guarded(view: AnyView, mark: Mark) -> AnyView:

@@ -23,12 +23,13 @@ from sluicegate.django.request import DjangoRequestState, native_request, state_
 from sluicegate.django.responses import rate_limited
 from sluicegate.errors import QuotaError, RuleError, within
 from sluicegate.identity import identity_text
-from sluicegate.plan import Check, Checks, Decision, Outcome, RateLimitExceeded
+from sluicegate.plan import Checks, Decision, RateLimitExceeded
 from sluicegate.quota import Quota
 from sluicegate.rules.key import KeySpec, ReadyKey
 from sluicegate.rules.rule import QuotaFunction, Rule
 from sluicegate.rules.terms import read
 from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
+from sluicegate.stores import Mode
 from sluicegate.stores.completion import running_loop, start
 from sluicegate.web.bound import Bound, names_of, unique
 from sluicegate.web.charge import NOTHING, Charge
@@ -214,35 +215,22 @@ def _bounds(
 class _ThrottleCharge(Charge):
     """The charge of some throttles for one request, in one plan."""
 
-    def __init__(self, state: DjangoRequestState, bounds: Sequence[Bound]) -> None:
-        super().__init__(tuple(bounds), state, "a throttle")
-        self._is_refused = is_refused(state)
-        if self._is_refused:  # charge nothing more: the others only say how long the client has to wait
-            self._mode = "peek"
-        self._names: list[str] = []  # of the checks in the plan, as the rules have them
-        self._charged: list[tuple[str, Check, Outcome]] = []
-
-    def about(self, bounds: Sequence[Bound]) -> Decision:
-        """Return the decision about some of the rules."""
+    def about(self, decision: Decision, bounds: Sequence[Bound]) -> Decision:
+        """Return the part of a decision that is about some of the rules."""
         names = {name for bound in bounds for name in names_of(bound)}
         names |= {bound.rule.ban.name for bound in bounds if bound.rule.ban is not None}
-        found = [(check, outcome) for name, check, outcome in self._charged if name in names]
+        pairs = zip(decision.checks, decision.outcomes, strict=True)
+        found = [pair for pair in pairs if self._names.get(pair[0].budget, pair[0].terms.name) in names]
         checks, outcomes = zip(*found, strict=True) if found else ((), ())
         return Decision(allowed=all([outcome.allowed for outcome in outcomes]), checks=checks, outcomes=outcomes)
 
     def _trim(self, given: Checks) -> Checks:
-        trimmed = super()._trim(given)
-        names = {check.budget: check.terms.name for check in given}
-        self._names = [names[check.budget] for check in trimmed]
-        self._charged = [(names[check.budget], check, outcome) for check, outcome in self._known]
-        return trimmed
+        self._names = {check.budget: check.terms.name for check in given}  # as the rules have them
+        return super()._trim(given)
 
     def _join(self, decision: Decision | None) -> tuple[Charges, Decision]:
-        if decision is None:
-            return [], NOTHING
-        self._charged += zip(self._names, decision.checks, decision.outcomes, strict=False)
-        if self._is_refused and decision.allowed:  # this says nothing of the request: another throttle has refused it
-            return [], NOTHING
+        if self._mode == "peek" and decision is not None and decision.allowed:
+            return [], NOTHING  # this says nothing of the request: another throttle has refused it
         return super()._join(decision)
 
 
@@ -285,21 +273,23 @@ def decide(native: HttpRequest, state: DjangoRequestState, wanted: Sequence[tupl
     parts = [[next(apart) for _ in bounds] for bounds in wanted]
     on_loop = isinstance(state.gate, AsyncGate) and running_loop() is not None
     with _state_on_loop(native, state) if on_loop else nullcontext(state) as here:
-        one = _ThrottleCharge(here, [bound for part in parts for bound in part])
-        caller = here.charging(native, one.bounds)
+        # After a refusal, charge nothing more: the others only say how long the client has to wait.
+        mode: Mode = "peek" if is_refused(here) else "charge"
+        bounds = tuple([bound for part in parts for bound in part])
+        charge = _ThrottleCharge(bounds, here, "a throttle", mode=mode)
+        decision: Decision
         try:
             if isinstance(here.gate, AsyncGate):
-                async_to_sync(one.run_async)(caller)
+                decision = async_to_sync(charge.run_async)(here.charging(native, bounds))
             else:
-                one.run(caller)
+                decision = charge.run(here.charging(native, bounds))
         except RateLimitExceeded as error:
-            if not is_refused(here):
-                _send_signal(native, error.decision)
-            here.refuse(error.decision)
-            if error.decision.forbidden:
-                return [error.decision for _ in parts]
+            decision = error.decision
+            if mode == "charge":
+                _send_signal(native, decision)
+            here.refuse(decision)
     release_at_close(state)
-    return [one.about(part) for part in parts]
+    return [decision if decision.forbidden else charge.about(decision, part) for part in parts]
 
 
 def _send_signal(native: HttpRequest, decision: Decision) -> None:

@@ -173,11 +173,7 @@ class RateLimiter:
 
     def _read(self, app: Flask) -> Settings:
         """Return the settings for an application: those that were given, or those of all options."""
-        options, given = self._all_options(app), self._given(app)
-        if given is None:
-            settings = Settings.from_mapping(options, source="RateLimiter")
-        else:
-            settings = Settings.given(given, options, source="RateLimiter")
+        settings = Settings.given(self._given(app), self._all_options(app), source="RateLimiter")
         unnamed = settings.on_decision is not None and not settings.application
         return replace(settings, application=app.name) if unnamed else settings
 

@@ -269,8 +269,6 @@ def unlimited() -> Charged:
 class Charge:
     """One charge for one request: everything except the calls of the store."""
 
-    _mode: Mode = "charge"
-
     def __init__(
         self,
         bounds: Bounds,
@@ -279,8 +277,10 @@ class Charge:
         *,
         is_message: bool = False,
         gives_back: bool = True,
+        mode: Mode = "charge",
     ) -> None:
         self.bounds = bounds
+        self._mode = mode
         self._state = state
         self._label = label  # of the view, for errors
         self._is_message = is_message  # of a WebSocket: each is charged, whatever was charged before
