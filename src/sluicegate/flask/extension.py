@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = "sluicegate"  # the key in `app.extensions`
 _PREFIX: Final = "SLUICEGATE_"  # of options in `app.config`
+_WHOLE: Final = "settings"  # the option that has all of them
 _NOT_LIMITED: Final = (  # what to do then
     "call RateLimiter(app), or init_app(app); in another framework import it from there, as from sluicegate.fastapi"
 )
@@ -86,7 +87,7 @@ class RateLimiter:
     `@limit` as well. Give each its own `config_prefix`; with None nothing is read from `app.config`.
     """
 
-    __slots__ = ("__weakref__", "_options", "_prefix", "_settings")  # so `limiter.enabled = False` is an error
+    __slots__ = ("__weakref__", "_options", "_prefix")  # so `limiter.enabled = False` is an error
 
     def __init__(
         self,
@@ -97,8 +98,8 @@ class RateLimiter:
         **options: Unpack[SettingsOptions],
     ) -> None:
         self._prefix = config_prefix
-        self._settings = settings
-        options = self._options = hide(options)
+        options = hide(options)
+        self._options = options if settings is None else {**options, _WHOLE: settings}
         if app is not None:
             self.init_app(app)
 
@@ -172,43 +173,34 @@ class RateLimiter:
         raise NotEnforcedError(asked, type(self), problem=problem, expected="write with app.app_context():")
 
     def _read(self, app: Flask) -> Settings:
-        """Return the settings for an application: those that were given, or those of all options."""
-        settings = Settings.given(self._given(app), self._all_options(app), source="RateLimiter")
-        unnamed = settings.on_decision is not None and not settings.application
-        return replace(settings, application=app.name) if unnamed else settings
-
-    def _given(self, app: Flask) -> object:
-        """Return the `settings=` of the constructor or the Settings in `app.config`, None if there are none."""
-        if self._prefix is None:
-            return self._settings
-        name = self._prefix.removesuffix("_")
-        found = app.config.get(name)
-        if found is None or (name != _PREFIX[:-1] and not isinstance(found, Settings)):
-            return self._settings  # another name may be an option of the application's own
-        if not isinstance(found, Settings):  # the value may hold a password
-            problem = f"a {type(found).__name__} is not read"
-            expected = f'give Settings(…), or write app.config["{_PREFIX}STORE"] and so on'
-            raise SettingsError("app.config", name, problem=problem, expected=expected)
-        if self._settings is not None:
-            problem = f"given as settings= and as app.config[{name!r}]"
-            raise SettingsError("RateLimiter", "settings", problem=problem, expected="keep one of the two")
-        return found
-
-    def _all_options(self, app: Flask) -> dict[str, object]:
-        """Return the options of the constructor and of `app.config`."""
+        """Return the settings for an application, from the options of the constructor and of `app.config`."""
         options: dict[str, object] = dict(self._options)
-        if self._prefix is None:
-            return options
-        if not isinstance(self._prefix, str) or not self._prefix.isupper():
-            problem, expected = "Flask's configuration has names in capitals", f'use capitals, as "{_PREFIX}"'
-            raise SettingsError("config_prefix", self._prefix, problem=problem, expected=expected)
-        for name in [name for name in app.config if name.startswith(self._prefix)]:
-            option = name.removeprefix(self._prefix).lower()
+        for name, option in self._names(app).items():
             if option in options:
                 problem = f"given as {option}= and as app.config[{name!r}]"  # the values may hold a password
                 raise SettingsError("setting", option, problem=problem, expected="keep one of the two")
             options |= hide({option: app.config[name]})
-        return options
+        settings = Settings.given(options.pop(_WHOLE, None), options, source="RateLimiter")
+        unnamed = settings.on_decision is not None and not settings.application
+        return replace(settings, application=app.name) if unnamed else settings
+
+    def _names(self, app: Flask) -> dict[str, str]:
+        """Return the names in `app.config` that belong to this limiter, each with its option."""
+        prefix = self._prefix
+        if prefix is None:
+            return {}
+        if not isinstance(prefix, str) or not prefix.isupper():
+            problem, expected = "Flask's configuration has names in capitals", f'use capitals, as "{_PREFIX}"'
+            raise SettingsError("config_prefix", prefix, problem=problem, expected=expected)
+        names = {name: name.removeprefix(prefix).lower() for name in app.config if name.startswith(prefix)}
+        whole = app.config.get(_NAME.upper()) if prefix == _PREFIX else None
+        if whole is None:
+            return names
+        if not isinstance(whole, Settings):  # the value may hold a password
+            problem = f"a {type(whole).__name__} is not read"
+            expected = f'give Settings(…), or write app.config["{_PREFIX}STORE"] and so on'
+            raise SettingsError("app.config", _NAME.upper(), problem=problem, expected=expected)
+        return {**names, _NAME.upper(): _WHOLE}
 
 
 def _warn_of_leftovers(app: Flask, prefix: str | None, *, strict: bool) -> None:
