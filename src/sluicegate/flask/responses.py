@@ -8,7 +8,7 @@ and the handlers of a blueprint work as for any other error. The extension adds 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from blinker import Namespace
@@ -21,6 +21,8 @@ from sluicegate.errors import RuleError
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.web.http import NAMES, Denial, Field, Fields, detail, merge
+from sluicegate.web.http import NAMES, Denial, Fields, merge
+from sluicegate.web.problem import detail
 from sluicegate.wsgi import closing
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ rate_limited: Final = Namespace().signal("rate-limited")
 """A request was refused. The sender is the application; `decision` is an argument. An error of a listener is logged."""
 
 
-# Whether werkzeug keeps its fields in this list, so that they can be written there. Else its own methods are used.
+# Whether werkzeug keeps its fields in this list, so that they can be written there. Else its own methods are used: they
+# make four calls for each field, to look for line feeds. The fields of this library have none.
 _KEEPS_A_LIST: Final = vars(Headers([("A", "b")])) == {"_list": [("A", "b")]}
 _CORS: Final = ("access-control-", "vary")  # the beginnings of the names of fields
 
@@ -42,14 +45,7 @@ OnDenied = Callable[[Request, Decision], object]
 
 
 class _Headers(Headers):
-    """Headers with the fields of a decision. If the response comes again, its next fields replace these.
-
-    Werkzeug's own methods make four calls for each field, to look for line feeds: the fields of this library have none.
-    """
-
-    def __init__(self, fields: Iterable[Field]) -> None:
-        super().__init__()
-        (self._list if _KEEPS_A_LIST else self).extend(fields)
+    """Headers with the fields of a decision. If the response comes again, its next fields replace these."""
 
 
 def add_fields(response: Response, fields: Fields) -> None:
@@ -64,7 +60,9 @@ def add_fields(response: Response, fields: Fields) -> None:
         own = without(own, fields)
     if not NAMES.isdisjoint(map(str.lower, dict(own))):  # rarely
         fields, own = merge(own, fields), []
-    response.headers = _Headers([*own, *fields])
+    made = _Headers()
+    (made._list if _KEEPS_A_LIST else made).extend([*own, *fields])
+    response.headers = made
 
 
 def without(own: Fields, fields: Fields) -> Fields:
@@ -215,8 +213,10 @@ def refuse(
     if value is None:
         if own is None:
             raise _ERRORS[answer.status].of(decision, answer)
+        headers = _Headers()
+        (headers._list if _KEEPS_A_LIST else headers).extend(answer.body_fields)
         # A number in place of the line would be looked up.
-        return own([answer.body], _STATUS_LINES[answer.status], _Headers(answer.body_fields))
+        return own([answer.body], _STATUS_LINES[answer.status], headers)
     response = app.make_response(value)
     if not _has_status(value):
         response.status_code = answer.status
