@@ -61,7 +61,7 @@ def add_fields(response: Response, fields: Fields) -> None:
     if not NAMES.isdisjoint(map(str.lower, dict(own))):  # rarely
         fields, own = merge(own, fields), []
     made = _Headers()
-    (made._list if _KEEPS_A_LIST else made).extend([*own, *fields])
+    (vars(made)["_list"] if _KEEPS_A_LIST else made).extend([*own, *fields])
     response.headers = made
 
 
@@ -214,7 +214,7 @@ def refuse(
         if own is None:
             raise _ERRORS[answer.status].of(decision, answer)
         headers = _Headers()
-        (headers._list if _KEEPS_A_LIST else headers).extend(answer.body_fields)
+        (vars(headers)["_list"] if _KEEPS_A_LIST else headers).extend(answer.body_fields)
         # A number in place of the line would be looked up.
         return own([answer.body], _STATUS_LINES[answer.status], headers)
     response = app.make_response(value)

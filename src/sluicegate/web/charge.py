@@ -280,7 +280,7 @@ class Charge:
         mode: Mode = "charge",
     ) -> None:
         self.bounds = bounds
-        self._mode = mode
+        self._mode: Mode = mode
         self._state = state
         self._label = label  # of the view, for errors
         self._is_message = is_message  # of a WebSocket: each is charged, whatever was charged before
