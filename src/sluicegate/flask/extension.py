@@ -344,7 +344,7 @@ class Installation:
         native = context().request
         state = self._state(native)
         if self.settings.enabled and mark not in state.enforced:
-            charge = MarkCharge(self._routes.own(mark, label=label), state, label, (mark,))
+            charge = MarkCharge(self._routes.own(mark, label=label), state, label, marks=(mark,))
             try:
                 self._run(charge, state)
             except RateLimitExceeded as error:

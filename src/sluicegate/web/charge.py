@@ -416,7 +416,7 @@ class MarkCharge(Charge):
     `bounds` are the rules of the marks, with the budgets that they have where the adapter finds the view.
     """
 
-    def __init__(self, bounds: Bounds, state: RequestState, label: str, marks: Collection[Mark]) -> None:
+    def __init__(self, bounds: Bounds, state: RequestState, label: str, *, marks: Collection[Mark]) -> None:
         super().__init__(bounds, state, label)
         self.marks = frozenset(marks)  # that the request has after this charge
 
@@ -430,7 +430,7 @@ class MarkCharge(Charge):
             return None
         if not left:
             return None
-        return cls(_bounds_of_marks(state.gate, endpoint, tuple(left.values())), state, endpoint.label, left)
+        return cls(_bounds_of_marks(state.gate, endpoint, tuple(left.values())), state, endpoint.label, marks=left)
 
     def _conclude(self, shown: Decision) -> Charged:
         charged = super()._conclude(shown)  # raises for a refusal
