@@ -18,8 +18,8 @@ import polars as pl
 from bench.budgets import GOACCESS, LOG, REPLAYED
 from bench.figures import Figure
 from bench.race import Contender, Course, Turn
+from examples.shop_log import Model, write
 from sluicegate.replay.log import Log
-from sluicegate.replay.model import Model, write
 
 _BYTES: Final = 170  # of one line
 

@@ -17,8 +17,8 @@ from typing import Final
 from click.testing import CliRunner
 
 from docs.pages import DOCS
+from examples.shop_log import Model, write
 from sluicegate.cli.commands import sluicegate
-from sluicegate.replay.model import Model, write
 
 PAGE: Final = DOCS / "choosing-a-limit.md"
 BLOCK: Final = re.compile(r"^```text\n\$ (?P<command>sluicegate .*?)\n(?P<output>.*?)^```$", re.MULTILINE | re.DOTALL)

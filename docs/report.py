@@ -17,9 +17,9 @@ from typing import Final, Literal
 from playwright.sync_api import sync_playwright
 
 from docs.pages import DOCS
+from examples.shop_log import Model, write
 from sluicegate.replay.candidates import from_rules
 from sluicegate.replay.log import Log
-from sluicegate.replay.model import Model, write
 from sluicegate.replay.page import html
 from sluicegate.replay.run import replay
 

@@ -19,11 +19,11 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import tests.adapters.django_app  # noqa: F401  # configures Django
+from examples.shop_log import Model, write
 from sluicegate import Settings
 from sluicegate.cli.commands import sluicegate
 from sluicegate.flask import RateLimiter
 from sluicegate.replay.log import Log
-from sluicegate.replay.model import Model, write
 from sluicegate.replay.paste import FRAMEWORKS, as_decorators, as_toml
 from sluicegate.replay.suggest import suggest
 from sluicegate.rules.rule import Rule

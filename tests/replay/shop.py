@@ -7,7 +7,7 @@ from itertools import islice
 
 import polars as pl
 
-from sluicegate.replay.model import Event, Model, days
+from examples.shop_log import Event, Model, days
 from sluicegate.replay.traffic import COLUMNS
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import polars as pl
 import pytest
 
+from examples.shop_log import PEOPLE, Model
 from sluicegate.replay.kinds import (
     AUTOMATED,
     HUMAN,
@@ -20,7 +21,6 @@ from sluicegate.replay.kinds import (
     loading,
     sees_assets,
 )
-from sluicegate.replay.model import PEOPLE, Model
 from sluicegate.replay.suggest import suggest
 from tests.replay.decided import Given
 from tests.replay.shop import frames

@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from sluicegate.replay.model import DAY, LOGIN, PEOPLE, Model, days, write
+from examples.shop_log import DAY, LOGIN, PEOPLE, Model, days, write
 from sluicegate.replay.traffic import COLUMNS
 from tests.replay.shop import frames
 

@@ -12,9 +12,9 @@ from typing import Any, Final, Literal, cast
 import pytest
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
+from examples.shop_log import Model
 from sluicegate import Quota, Rule, Settings
 from sluicegate.replay.candidates import from_rules
-from sluicegate.replay.model import Model
 from sluicegate.replay.page import html
 from sluicegate.replay.result import Candidate, Curve, Point, Result
 from sluicegate.replay.run import replay

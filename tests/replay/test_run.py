@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from examples.shop_log import PEOPLE, Model
 from sluicegate import ManualClock, Settings
 from sluicegate.errors import ReplayError
 from sluicegate.replay import closed_loop, curves, partitions, paste, words
@@ -23,7 +24,6 @@ from sluicegate.replay import run as run_module
 from sluicegate.replay.candidates import Candidate, from_file, from_rules
 from sluicegate.replay.closed_loop import Loop, waits_of
 from sluicegate.replay.decide import Ready, suspected
-from sluicegate.replay.model import PEOPLE, Model
 from sluicegate.replay.result import Result
 from sluicegate.replay.routes import Routes, route_of
 from sluicegate.replay.run import replay

@@ -9,11 +9,11 @@ from itertools import pairwise
 import polars as pl
 import pytest
 
+from examples.shop_log import DAY, LOGIN, PEOPLE, Model
 from sluicegate.replay import partitions
 from sluicegate.replay import suggest as suggest_module
 from sluicegate.replay.candidates import from_rules
 from sluicegate.replay.kinds import is_asset
-from sluicegate.replay.model import DAY, LOGIN, PEOPLE, Model
 from sluicegate.replay.suggest import FLOORS, MARGIN, SECOND, SIGN_INS, Suggestion, Suggestions, nice, suggest
 from tests.replay.decided import Given, decisions
 from tests.replay.shop import frames

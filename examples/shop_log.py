@@ -1,6 +1,6 @@
 """Generated traffic of a web shop whose truth is known: which requests are of people, and which of programs.
 
-For tests, measurements and the tutorial: `python -m sluicegate.replay.model access.log` writes a log. The same model
+For tests, measurements and the tutorial: `python -m examples.shop_log access.log` writes a log. The same model
 gives the same traffic on every machine and version of Python. What one actor does depends on nobody else, so a model
 with an attack has the same visitors as the model without it.
 """
@@ -85,7 +85,7 @@ class _Actor:
 
     def __init__(self, model: Model, day: int, who: tuple[Kind, int]) -> None:
         kind, number = who
-        self.random = random = Random(f"{model.seed}/{day}/{kind}/{number}").random  # noqa: S311  # not for secrets
+        self.random = random = Random(f"{model.seed}/{day}/{kind}/{number}").random  # not for secrets
         self.kind: Kind = kind
         self.name = f"{kind}-{number}"
         self.begin = _midnight(model, day)
@@ -243,7 +243,7 @@ def _distributed(actor: _Actor, number: int) -> None:
 
 def events_of(model: Model, day: int) -> list[Event]:
     """Return the requests of the visits that begin on one day, in no order."""
-    begin = Random(f"{model.seed}/outage").random() * 80_000  # noqa: S311  # not for secrets
+    begin = Random(f"{model.seed}/outage").random() * 80_000  # not for secrets
     outage = (begin, begin + 300) if model.storm and day == 1 else (0.0, 0.0)
     actors: tuple[tuple[Kind, int, Callable[[_Actor, int], None]], ...] = (
         ("human", model.visitors, _human),
