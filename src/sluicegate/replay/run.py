@@ -16,13 +16,12 @@ from sluicegate.errors import LogError, SettingsError, needs
 from sluicegate.plan import Terms
 from sluicegate.replay import result as results
 from sluicegate.replay.candidates import Candidate, as_if_enforced, enforced
-from sluicegate.replay.closed_loop import Loop
 from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import FORBIDDEN_RULE, Decider, Ready, mapped
 from sluicegate.replay.hints import Hints
 from sluicegate.replay.kinds import KINDS, SEEN, WANTED, seen
 from sluicegate.replay.log import Counts, Log
-from sluicegate.replay.partitions import Part, Partitions
+from sluicegate.replay.partitions import Partitions
 from sluicegate.replay.result import Result, Traffic
 from sluicegate.replay.routes import Routes
 from sluicegate.replay.spool import spool
@@ -34,7 +33,6 @@ from sluicegate.rules.rule import Rule
 with needs("replay"):
     import polars as pl
 
-_IN_ORDER: Final = "the waits of people, because the rules do not count each identity alone"
 _WORST: Final = 5
 _SHOWN: Final = 30  # routes
 _HEAT: Final = 12  # routes of the heat map
@@ -51,31 +49,18 @@ class Group:
         self.partitions = partitions
         self._kept = {"time", "route", "duration"}.union(*[each.counted for each in members if each.by_identity])
         self._deciders = {number: Decider(each) for number, each in enumerate(members) if not each.by_identity}
-        self._loops = {number: Loop(members[number]) for number in self._deciders}
 
     def add(self, frame: pl.DataFrame) -> None:
         """Add a frame. A candidate that does not count each identity alone decides about it at once."""
         identities, found = self.members[0].identify(frame).alias("identity"), list[pl.Series]()
         for number, decider in self._deciders.items():
             decided = decider.feed(frame)
-            mine = frame.with_columns(identities).join(decided, on="row", how="semi", maintain_order="left")
-            self._loops[number].feed(mine)
             rows = frame.select("row").join(decided, on="row", how="left", maintain_order="left")
             # As `in_order` reads them. A row without a rule had none that applied.
             found += [rows["until"].alias(f"until {number}"), rows["rule"].alias(f"rule {number}")]
         rows = seen(frame, self._kept)
         kept = [name for name in rows.columns if name in self._kept or name in SEEN]
         self.partitions.add(rows.select(*kept, *found), identities)
-
-    def answers(
-        self, work: Work, parts: Sequence[Part], processes: int, *, names: Sequence[str], step: Callable[[], object]
-    ) -> Iterator[Answer]:
-        """Count the partitions. Yield what each candidate would have done; `names` are those of the routes."""
-        shared, tallies = total(work, parts, processes, step=step)
-        for number, (ready, tally) in enumerate(zip(self.members, tallies, strict=True)):
-            if number in self._loops:
-                tally.waits = self._loops[number].end()
-            yield Answer(ready, tally, shared, work=work, names=names)
 
 
 def replay(
@@ -134,8 +119,9 @@ def replay(
                 curves=curves,
                 show=show_identities,
             )
-            found = group.answers(work, mine, processes, names=routes.names, step=step)
-            answers |= {answer.ready.name: answer for answer in found}
+            shared, tallies = total(work, mine, processes, step=step)
+            for each, tally in zip(group.members, tallies, strict=True):
+                answers[each.name] = Answer(each, tally, shared, work=work, names=routes.names)
     traffic = Traffic(
         files=read.formats,
         lines=read.lines,
@@ -252,9 +238,8 @@ class Answer:
 
     def _closed_loop(self) -> results.ClosedLoop:
         waits, people = self.tally.waits, self.tally.people_waits
-        if waits.unknown:
-            return results.ClosedLoop.unknown(waits.unknown)
-        alone = self.ready.by_identity
+        if not self.ready.by_identity:
+            return results.ClosedLoop.unknown("the rules do not count each identity alone")
         return results.ClosedLoop(
             delayed=waits.delays.total(),
             never=waits.never,
@@ -262,10 +247,10 @@ class Answer:
             median=quantile(waits.delays, 0.5) / 1000,
             p95=quantile(waits.delays, 0.95) / 1000,
             longest=waits.longest / _SECOND,
-            people_delayed=people.delays.total() if alone else None,
-            people_median=quantile(people.delays, 0.5) / 1000 if alone else None,
-            people_longest=people.longest / _SECOND if alone else None,
-            not_computed="" if alone else _IN_ORDER,
+            people_delayed=people.delays.total(),
+            people_median=quantile(people.delays, 0.5) / 1000,
+            people_longest=people.longest / _SECOND,
+            not_computed="",
         )
 
     def _curves(self, scale: Scale) -> tuple[results.Curve, ...]:

@@ -210,9 +210,7 @@ def closed_loop(found: ClosedLoop) -> str:
     if not found.delayed and not found.never:
         return "Clients that honour Retry-After would have waited for no request."
     never = f" {count(found.never, 'request')} would never pass." if found.never else ""
-    if found.people_delayed is None:
-        whose = f" Not computed: {found.not_computed}."
-    elif found.people_delayed:
+    if found.people_delayed:
         whose = (
             f" {found.people_delayed:,} of these are of people: half of them wait at most "
             f"{wait(found.people_median)}, the last {wait(found.people_longest)}."
