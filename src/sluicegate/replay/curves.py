@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from fractions import Fraction
+from collections.abc import Callable
 from functools import cached_property, partial
-from itertools import count
 from typing import Final, NamedTuple
 
-from sluicegate.clock import MICROSECOND
-from sluicegate.concurrency import Concurrency
 from sluicegate.errors import AlgorithmError, needs
 from sluicegate.plan import Terms
-from sluicegate.quota import MAX_LIMIT, Quota
-from sluicegate.replay.candidates import Candidate, rules_of
+from sluicegate.quota import MAX_LIMIT
+from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.decide import OneIdentity, Ready, by_identity, one_identity, ruled, with_costs
 from sluicegate.replay.peaks import Peaks
 from sluicegate.replay.plain import Strict, reach, with_limit
@@ -23,15 +18,12 @@ with needs("replay"):
     import polars as pl
 
 STEPS: Final = 20  # on each side of the candidate's own limit
-FEW: Final = 4
 _FARTHEST: Final = 10  # times more, and less, than the own limit
-_SMALL: Final = 20_000  # requests up to which rules of several quotas get all steps
-_LARGE: Final = 500_000  # requests above which they get no curve
 
 Points = list[list[int]]  # for each limit: refused requests, refused identities, people among them
 
 
-def limits(limit: int, steps: int) -> list[int]:
+def limits(limit: int, steps: int = STEPS) -> list[int]:
     """Return limits in geometric steps around one, which is among them.
 
     >>> limits(5, 2)
@@ -53,40 +45,21 @@ class _Point(NamedTuple):
 
 
 class Scale:
-    """The limits of each curve of a candidate. They depend on the number of requests, because each point is decided."""
+    """The limits of each curve of a candidate. Only one with plain rules has curves: each point is decided, and the
+    gate would take too long for forty of them.
+    """
 
-    def __init__(self, candidate: Candidate, requests: int, *, single: bool = False) -> None:
+    def __init__(self, candidate: Candidate, *, single: bool = False) -> None:
         """`single`: the points are of one identity, whose requests come in pieces."""
         self._ready = ready = Ready(candidate)
         self._single = single
-        self.candidate = candidate
         self.rules: list[tuple[int, Terms, list[int]]] = []  # the number of the rule's quota, and its limits
-        steps = STEPS if ready.plain or requests <= _SMALL else FEW if requests <= _LARGE else 0
-        self.note = _note(ready, steps)  # why there is no curve, or only few points
-        if not ready.by_identity or not steps:
-            return
-        for number, terms in enumerate(ready.terms):
+        self.note = "" if ready.plain else _note(ready)  # why there is no curve
+        for number, terms in enumerate(ready.terms if ready.plain else ()):
             rule = ready.bounds[ready.owner[number]].rule
             least = rule.cost if isinstance(rule.cost, int) else 1
-            chosen = [each for each in limits(terms.quota.limit, steps) if _possible(terms, each, least)]
+            chosen = [each for each in limits(terms.quota.limit) if _possible(terms, each, least)]
             self.rules.append((number, terms, chosen))
-
-    def _ready_with(self, number: int, limit: int) -> Ready:
-        """Return the candidate with another limit of one of its quotas, which all are known before any request."""
-        settings, numbers = self.candidate.settings, count()
-
-        def changed(quotas: Iterable[object]) -> list[Quota]:
-            known = [each for each in quotas if isinstance(each, Quota)]
-            return [_with(each, limit) if next(numbers) == number else each for each in known]
-
-        defaults = changed(settings.default_limits)  # their numbers come before those of the rules
-        rules = [
-            replace(rule, quota=changed(quotas))
-            for rule in rules_of(settings)
-            for quotas in rule.known
-            if not isinstance(quotas, Concurrency)
-        ]
-        return Ready(self.candidate._replace(settings=replace(settings, default_limits=defaults, rules=rules)))
 
     @cached_property
     def _points(self) -> list[list[_Point]]:
@@ -96,11 +69,7 @@ class Scale:
             points = []
             for limit in limits:
                 terms = with_limit(own, limit)
-                if ready.plain:
-                    every = [*ready.terms[:number], terms, *ready.terms[number + 1 :]]
-                    begin = partial(one_identity, ready, every)
-                else:
-                    begin = partial(one_identity, self._ready_with(number, limit))
+                begin = partial(one_identity, ready, [*ready.terms[:number], terms, *ready.terms[number + 1 :]])
                 points.append(_Point(terms.limit, begin, begin() if self._single else None))
             found.append(points)
         return found
@@ -165,22 +134,12 @@ def _possible(terms: Terms, limit: int, least: int) -> bool:
         return False
 
 
-def _note(ready: Ready, steps: int) -> str:
-    """Return why a candidate has no curve, or one of few points; empty if it has all."""
-    if ready.by_identity:
-        number, most = ("Only few", _SMALL) if steps else ("No", _LARGE)
-        why = f"the log has more than {most:,} requests, and a ban, a charge by status or a cost by field takes long"
-        how = " Give fewer requests with --since and --until."
-        return "" if steps == STEPS else f"{number} other limits were replayed: {why}.{how}"
+def _note(ready: Ready) -> str:
+    """Return why a candidate has no curve."""
     if not ready.one_key:
         why = "its rules count by different keys"
     elif any([terms.held for terms in ready.terms]):
         why = "it limits the requests at the same time"
     else:
-        why = "a list, a condition or a function makes it depend on more than the requests of one identity"
+        why = "it depends on more than the times of the requests of one identity"
     return f"No other limits were replayed: {why}. Try them as candidates of their own."
-
-
-def _with(quota: Quota, limit: int) -> Quota:
-    """Return a quota with another limit."""
-    return Quota(limit, Fraction(quota.period_us, MICROSECOND), burst=quota.burst)

@@ -190,7 +190,7 @@ class Candidate(NamedTuple):
     most_refused: tuple[Refused, ...]
     heat: HeatMap
     curves: tuple[Curve, ...]
-    curves_note: str  # why there is no curve, or only few points; "" if there are all
+    curves_note: str  # why there is no curve; "" if there are all
 
     @property
     def people(self) -> int:

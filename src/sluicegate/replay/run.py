@@ -115,7 +115,6 @@ def replay(
                 candidates=tuple([each.candidate for each in group.members]),
                 resolution=round(read.resolution * _SECOND),
                 grid=grid,
-                requests=hints.requests,
                 curves=curves,
                 show=show_identities,
             )
@@ -211,7 +210,7 @@ class Answer:
     def candidate(self, given: Candidate) -> results.Candidate:
         """Return the whole answer about a candidate as it was given."""
         tally, shared = self.tally, self.shared
-        scale = Scale(self.ready.candidate, shared.routes.total()) if self.work.curves else None
+        scale = Scale(self.ready.candidate) if self.work.curves else None
         return results.Candidate(
             name=self.ready.name,
             rules=_rules(self.ready, tally, given),

@@ -63,7 +63,6 @@ class Work:
     candidates: tuple[Candidate, ...]
     resolution: int  # of the times, in microseconds
     grid: Grid
-    requests: int
     curves: bool
     show: bool
     sees_assets: bool = False
@@ -124,7 +123,7 @@ class _One:
         self._ready = ready = Ready(candidate)
         self._number = number
         self._grid = work.grid
-        self._scale = Scale(candidate, work.requests, single=single) if work.curves else None
+        self._scale = Scale(candidate, single=single) if work.curves else None
         self._kept = one_identity(ready) if single else None
         # With budgets of its own. The sets of plain rules are numbered by one of the two only.
         self._waiting = one_identity(ready if ready.plain else Ready(candidate)) if single else None
