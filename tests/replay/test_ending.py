@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from sluicegate.replay.spool import spool
 from sluicegate.replay.work import Work
 from tests.running import PATIENCE, ROOT
 
@@ -83,43 +81,15 @@ def counting(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         (os.kill, signal.SIGKILL, -signal.SIGKILL),
     ],
 )
-def test_no_process_outlives_a_replay(
-    send: Any, number: int, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_process_outlives_a_replay(send: Any, number: int, status: int, tmp_path: Path) -> None:
     """A terminal sends its signal to all processes. The outputs end when the last process that has them is gone."""
     with counting(tmp_path) as started:
         send(started.pid, number)
         _, errors = started.communicate(timeout=PATIENCE)
     assert started.returncode == status
-    if number == signal.SIGKILL:  # nothing can clean up then: the next replay does
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-        with spool():
-            pass
-    else:
+    if number != signal.SIGKILL:  # then nothing can clean up
         assert errors == b""
-    assert not [*(tmp_path / "temporary").iterdir()]
-
-
-def test_only_folders_that_killed_replays_left_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one in use, or being made, and nothing that others put in the way."""
-    temporary, theirs = tmp_path / "temporary", tmp_path / "theirs"
-    folders = {name: temporary / f"sluicegate-{name}" for name in ("left", "new", "kept", "linked", "file")}
-    for folder in (theirs, folders["left"], folders["new"], folders["kept"]):
-        folder.mkdir(parents=True)
-    for folder in (theirs, folders["left"], folders["kept"]):
-        for name in ("locked", "0"):
-            (folder / name).touch()
-    (folders["kept"] / "0").unlink()
-    (folders["kept"] / "work").symlink_to(theirs)
-    folders["linked"].symlink_to(theirs)
-    folders["file"].touch()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    with spool() as one, spool() as other:
-        assert one != other
-        assert sorted(temporary.iterdir()) == sorted({one, other, *folders.values()} - {folders["left"]})
-    assert sorted(temporary.iterdir()) == sorted({*folders.values()} - {folders["left"]})
-    assert sorted(each.name for each in theirs.iterdir()) == ["0", "locked"]
-    assert [each.name for each in folders["kept"].iterdir()] == ["work"]
+        assert not [*(tmp_path / "temporary").iterdir()]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")

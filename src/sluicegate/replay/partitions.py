@@ -6,14 +6,16 @@ partition the order of the log is kept.
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
-from sluicegate.errors import needs
-from sluicegate.replay.spool import temporary
+from sluicegate.errors import ReplayError, needs
 
 with needs("replay"):
     import polars as pl
@@ -27,6 +29,26 @@ does not depend on the length of the log.
 LARGE: Final = 200_000  # rows of one identity above which it is no part of a partition: it is read piece by piece
 _OFTEN: Final = 250  # an identity with less than such a part of a piece is not counted as large in it
 _SEED: Final = 1
+
+
+@contextmanager
+def spool() -> Generator[Path]:
+    """Make the folder of a replay's temporary files, and remove it at the end."""
+    with ExitStack() as stack:
+        with temporary():
+            folder = stack.enter_context(TemporaryDirectory(prefix="sluicegate-"))
+        yield Path(folder)
+
+
+@contextmanager
+def temporary() -> Generator[None]:
+    """Raise a ReplayError if temporary files cannot be written or read."""
+    try:
+        yield
+    except OSError as error:
+        expected = "set TMPDIR to a folder that can be written and has room for half of the log"
+        folder, problem = tempfile.tempdir or "TMPDIR", error.strerror or str(error)
+        raise ReplayError("temporary files in", folder, problem=problem, expected=expected) from error
 
 
 class Partition(NamedTuple):

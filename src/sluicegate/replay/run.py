@@ -21,10 +21,9 @@ from sluicegate.replay.decide import FORBIDDEN_RULE, Decider, Ready, mapped
 from sluicegate.replay.hints import Hints
 from sluicegate.replay.kinds import KINDS, SEEN, WANTED, seen
 from sluicegate.replay.log import Counts, Log
-from sluicegate.replay.partitions import Partitions
+from sluicegate.replay.partitions import Partitions, spool
 from sluicegate.replay.result import Result, Traffic
 from sluicegate.replay.routes import Routes
-from sluicegate.replay.spool import spool
 from sluicegate.replay.tally import Common, Grid, Tally, line, quantile
 from sluicegate.replay.words import told_apart
 from sluicegate.replay.work import Work, applies_to, total

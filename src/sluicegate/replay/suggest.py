@@ -26,9 +26,8 @@ from sluicegate.replay.decide import Ready
 from sluicegate.replay.hints import Hints
 from sluicegate.replay.kinds import SEEN, WANTED, seen, unseen
 from sluicegate.replay.log import Counts, Log
-from sluicegate.replay.partitions import Partitions
+from sluicegate.replay.partitions import Partitions, spool
 from sluicegate.replay.routes import name_of, route_of
-from sluicegate.replay.spool import spool
 from sluicegate.replay.survey import ALL, DAY, GONE, HIGHEST, INSTEAD, LISTED, ONE_DAY, Effect, Group, Named, Survey
 from sluicegate.replay.tally import add, readable
 from sluicegate.replay.words import count as count_of
