@@ -1,6 +1,6 @@
 """Kinds of identities: people, many people behind one address, and programs, told apart by what they do.
 
-Each sign of a program is stated in SIGNS with its threshold and the reason for it. Three points make a program: one
+Each sign of a program is stated in SIGNS, below the reason why people do not do it. Three points make a program: one
 sign alone does not, except a list of refused passwords. Many people may share an address if there are several browsers,
 or no User-Agents in the log: then only signs count that a crowd cannot give. From five browsers or users on, four
 points are needed. A suggested limit may refuse programs only, so doubt counts for people: the kind is "unclear".
@@ -61,59 +61,30 @@ class Sign(NamedTuple):
 
     points: int
     reason: str  # with the identity's own figures in braces
-    why: str  # why people do not do this
     crowd: bool = False  # many people behind one address may do it
 
 
 SIGNS: Final[Mapping[str, Sign]] = {
-    "regular": Sign(
-        2,
-        "half of its pauses last {pauses}",
-        "people pause for a second here and a minute there; the middle half of 20 pauses within 10 % is a timer",
-    ),
-    "sleepless": Sign(
-        2,
-        "active in {hours} hours of one day",
-        "people sleep: 20 different hours of a day are too many",
-        crowd=True,
-    ),
-    "fast": Sign(
-        2,
-        "{fastest:,} pages within 5 minutes",
-        "a page a second for five minutes is faster than people read",
-    ),
-    "failing": Sign(
-        2,
-        "{failures} of its {requests:,} requests failed with 401, 403 or 404",
-        "people mistype, but most of what they ask for exists: half of 20 requests is a guess",
-    ),
-    "refused": Sign(
-        3,
-        "each of its {requests:,} requests failed with 401 or 403",
-        "people open a page before they log in; three refused requests and nothing else is a list of passwords",
-    ),
-    "bare": Sign(
-        1,
-        "none of its {requests:,} requests was for an image, a script or a style",
-        "browsers load them with a page; a cache may hold some, but hardly all of 20 requests",
-        crowd=True,
-    ),
-    "wandering": Sign(
-        1,
-        "{paths:,} different pages in one day",
-        "people open dozens of pages a day, not 200 different ones",
-        crowd=True,
-    ),
-    "single": Sign(
-        1, "each of its {requests:,} requests is for the same path", "50 requests to one path are seldom a person's"
-    ),
-    "name": Sign(
-        2,
-        "it calls itself {agent!r}",
-        "only a program says that it is one; any program may say that it is not",
-        crowd=True,
-    ),
-    "checker": Sign(1, "this is a name of health checks", "nobody browses with such a name"),
+    # People pause for a second here and a minute there; the middle half of 20 pauses within 10 % is a timer.
+    "regular": Sign(2, "half of its pauses last {pauses}"),
+    # People sleep: 20 different hours of a day are too many.
+    "sleepless": Sign(2, "active in {hours} hours of one day", crowd=True),
+    # A page a second for five minutes is faster than people read.
+    "fast": Sign(2, "{fastest:,} pages within 5 minutes"),
+    # People mistype, but most of what they ask for exists: half of 20 requests is a guess.
+    "failing": Sign(2, "{failures} of its {requests:,} requests failed with 401, 403 or 404"),
+    # People open a page before they log in; three refused requests and nothing else is a list of passwords.
+    "refused": Sign(3, "each of its {requests:,} requests failed with 401 or 403"),
+    # Browsers load them with a page; a cache may hold some, but hardly all of 20 requests.
+    "bare": Sign(1, "none of its {requests:,} requests was for an image, a script or a style", crowd=True),
+    # People open dozens of pages a day, not 200 different ones.
+    "wandering": Sign(1, "{paths:,} different pages in one day", crowd=True),
+    # 50 requests to one path are seldom a person's.
+    "single": Sign(1, "each of its {requests:,} requests is for the same path"),
+    # Only a program says that it is one; any program may say that it is not.
+    "name": Sign(2, "it calls itself {agent!r}", crowd=True),
+    # Nobody browses with such a name.
+    "checker": Sign(1, "this is a name of health checks"),
 }
 
 
