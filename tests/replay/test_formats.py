@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
+from zoneinfo import ZoneInfo
 
 import orjson
 import polars as pl
@@ -347,7 +348,7 @@ def test_a_time_is_read(text: Any, expected: str, tmp_path: Path) -> None:
 def test_a_time_without_a_zone_is_in_the_zone_that_is_given(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     path.write_text('{"ts":"2026-07-01 12:00:00"}\n{"ts":"2026-01-01 12:00:00"}\n')
-    found = pl.concat(list(Log([path], zone="Europe/Berlin").frames(())))
+    found = pl.concat(list(Log([path], zone=ZoneInfo("Europe/Berlin")).frames(())))
     assert found["time"].to_list() == [micro("2026-01-01T11:00:00"), micro("2026-07-01T10:00:00")]
 
 

@@ -95,7 +95,7 @@ def open_log(options: Options) -> tuple[Log, Options]:
 
     zone, since, until, show = [options[name] for name in ("zone", "since", "until", "show_identities")]
     reading = {name: options[name] for name in ("format", "fields", "window", "strict")}
-    log = Log(options["logs"], zone=zone.key, show_identities=show, **reading)
+    log = Log(options["logs"], zone=zone, show_identities=show, **reading)
     first = None if since is None else moment(since, zone, "--since")
     end = None if until is None else moment(until, zone, "--until")
     if first is not None and end is not None and first >= end:

@@ -1,4 +1,14 @@
-"""Formats of access logs: what a line has, and where."""
+"""Formats of access logs: what a line has, and where. A format cuts lines into texts, each in a column with a kind.
+
+The columns are those of traffic, and these, which others are made of: `end` (the time of the end of a request),
+`request` (the first line of a request), `target` (its path and query). Each format has these:
+
+- `name`, in reports and on the command line.
+- `ignored`: what lines begin with that are no requests, such as the names of columns; empty if all are requests.
+- `escape`: how texts are escaped, a key of `lines.ESCAPES`; empty if they are not.
+- `kind(column)`: the kind of the text in this column; None if the format has no such column.
+- `texts(lines, columns)`: these columns as text, a row for each line. A line that does not fit has nulls only.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +17,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from sluicegate.errors import needs
 from sluicegate.replay.traffic import COLUMNS, FIELD, HEADER
@@ -15,37 +25,6 @@ from sluicegate.replay.traffic import COLUMNS, FIELD, HEADER
 with needs("replay"):
     import orjson
     import polars as pl
-
-
-class Format(Protocol):
-    """A format: it cuts lines into texts, each in a column with the kind of its text.
-
-    The columns are those of traffic, and these, which others are made of: `end` (the time of the end of a request),
-    `request` (the first line of a request), `target` (its path and query).
-    """
-
-    @property
-    def name(self) -> str:
-        """The name in reports and on the command line."""
-        ...
-
-    @property
-    def ignored(self) -> str:
-        """What lines begin with that are no requests, such as the names of columns; empty if all are requests."""
-        ...
-
-    @property
-    def escape(self) -> str:
-        """How texts are escaped: a key of `lines.ESCAPES`; empty if they are not."""
-        ...
-
-    def kind(self, column: str) -> str | None:
-        """Return the kind of the text in this column; None if the format has no such column."""
-        ...
-
-    def texts(self, lines: pl.Series, columns: Collection[str]) -> pl.DataFrame:
-        """Return these columns as text, a row for each line. A line that the format does not fit has nulls only."""
-        ...
 
 
 _NAMED: Final = 20  # fields of a line of JSON
@@ -315,3 +294,6 @@ def cells_of(line: str, delimiter: str) -> list[str]:
         return next(csv.reader([line], delimiter=delimiter, strict=True), [])
     except csv.Error:
         return []
+
+
+Format = Layout | Json | Csv

@@ -1,15 +1,21 @@
-"""Known formats: those that are recognised, and those that a user names."""
+"""Known formats: those that are recognised, and how, and those that a user names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
+from zoneinfo import ZoneInfo
 
-from sluicegate.errors import LogError
+from sluicegate.errors import LogError, needs
 from sluicegate.replay.formats import EACH, KINDS, Csv, Format, Json, Layout, Part, cells_of, paths_of
+from sluicegate.replay.lines import read
 from sluicegate.replay.syntaxes import apache, gunicorn, haproxy, nginx
 from sluicegate.replay.traffic import FIELD
+from sluicegate.replay.words import shape
+
+with needs("replay"):
+    import polars as pl
 
 _COMMON: Final = '$remote_addr $logname $remote_user [$time_local] "$request" $status $body_bytes_sent'
 COMMON: Final = nginx(_COMMON, name="common")
@@ -265,6 +271,44 @@ def csv_lines(first: str, fields: Mapping[str, str]) -> Csv | None:
     if not {"time", "end"} & set(places):
         return None
     return Csv(first, delimiter, kinds=kinds, columns=places, names=tuple(cells))
+
+
+SAMPLE: Final = 1000
+"""Lines by which a format is recognised."""
+_NAMES: Final = "#Fields:"
+
+
+def recognised(rows: pl.DataFrame, fields: Mapping[str, str], *, zone: ZoneInfo) -> Format | None:
+    """Return the format that reads most of the lines; None if none reads any. Of formats that read equally many, the
+    first is the most special. Raises LogError for lines that have no time.
+    """
+    sample = rows.head(SAMPLE)
+    found, most = None, 0
+    for each in _candidates(sample["line"], fields):
+        if (number := len(read(each, sample, (), zone=zone).frame)) > most:
+            found, most = each, number
+        if most == len(sample):
+            break
+    if found is None and UVICORN_WITHOUT_TIME.texts(sample["line"], ["status"])["status"].is_not_null().any():
+        problem = "the lines of uvicorn have no time"
+        expected = 'log with a time: set the formatter of uvicorn.access to "%(asctime)s %(levelprefix)s …"'
+        raise LogError("log", shape(sample["line"][0][:200]), problem=problem, expected=expected)
+    return found
+
+
+def _candidates(lines: pl.Series, fields: Mapping[str, str]) -> Iterator[Format]:
+    names = lines.filter(lines.str.starts_with(_NAMES))
+    if len(names):
+        is_tabbed = lines.filter(~lines.str.starts_with("#")).str.contains("\t", literal=True).any()
+        name, separator = ("cloudfront", "\t") if is_tabbed else ("w3c", " ")
+        yield w3c(names[0].removeprefix(_NAMES), separator=separator, name=name)
+    if not fields:
+        yield from KNOWN
+    yield json_lines(fields)
+    if (found := csv_lines(lines[0], fields)) is not None:
+        yield found
+    if fields:
+        yield from [named(each, fields) for each in KNOWN]
 
 
 def given(text: str, fields: Mapping[str, str]) -> Format | None:

@@ -128,13 +128,13 @@ def _time(text: pl.Expr, kind: str, zone: ZoneInfo) -> pl.Expr:
         case "iso", _, _:
             return _iso(text, zone)
         case "w3c", _, _:
-            return _local(text.str.replace("\t", " ", literal=True), "%Y-%m-%d %H:%M:%S", _UTC)
+            return _local(text.str.replace("\t", " ", literal=True), "%Y-%m-%d %H:%M:%S", UTC)
         case "strftime", _, form:
             return _strptime(text, form) if "%z" in form else _local(text, form, zone)
     return _micro(text, kind)
 
 
-_UTC: Final = ZoneInfo("UTC")
+UTC: Final = ZoneInfo("UTC")
 
 
 def _iso(text: pl.Expr, zone: ZoneInfo) -> pl.Expr:

@@ -7,15 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 from sluicegate.errors import LineError, LogError, needs
 from sluicegate.replay.files import LONGEST, STANDARD_INPUT, LogFile
 from sluicegate.replay.formats import Csv, Format, Layout, Part, json_names
-from sluicegate.replay.known import given
-from sluicegate.replay.lines import SECOND, has, read
+from sluicegate.replay.known import given, recognised
+from sluicegate.replay.lines import SECOND, UTC, has, read
 from sluicegate.replay.order import Late, Stream, merged, sorted_within
-from sluicegate.replay.recognise import recognised
 from sluicegate.replay.result import Example, File, Unreadable
 from sluicegate.replay.traffic import COLUMNS, FIELD
 from sluicegate.replay.words import shape
@@ -53,7 +52,7 @@ class Log:
         *,
         format: str = "auto",  # noqa: A002
         fields: Mapping[str, str] | None = None,
-        zone: str = "UTC",
+        zone: ZoneInfo = UTC,
         window: float = 60.0,
         strict: bool = False,
         show_identities: bool = False,
@@ -68,7 +67,7 @@ class Log:
         headers = {name: name.lower() for name in fields or () if name.lower().startswith("header:")}
         self._fields = {headers.get(name, name): field for name, field in (fields or {}).items()}
         self._given = given(format, self._fields)
-        self._zone = _zone(zone)
+        self._zone = zone
         self._window = round(window * SECOND)
         self._strict = strict
         self._show = show_identities
@@ -77,7 +76,6 @@ class Log:
     def _start(self) -> None:
         self._files = [LogFile(path) for path in self._paths]
         self._formats: list[list[Format]] = [[self._given] if self._given else [] for _ in self._files]
-        self._newest: Format | None = None  # of those that were recognised
         self._lines = self._unread = 0
         self._examples: list[Example] = []
         self._grain = SECOND
@@ -164,12 +162,10 @@ class Log:
         tried = 0
         while len(rest):
             if tried == len(formats):
-                before = None if formats else self._newest
-                new = None if self._given else recognised(rest, self._fields, zone=self._zone, before=before)
+                new = None if self._given else recognised(rest, self._fields, zone=self._zone)
                 if new is None or new in formats:
                     break
                 formats.append(new)
-                self._newest = new
             if ignored := formats[tried].ignored:
                 rest = rest.filter(~pl.col("line").str.starts_with(ignored))
             part = read(formats[tried], rest, wanted, zone=self._zone)
@@ -216,13 +212,6 @@ def _expected(line: str) -> str:
     if not names:
         return "give the format string of the server as the format, or --format csv and --field time=NAME"
     return f"give --format json --field time=NAME with the field of the time. The line has {', '.join(names)}"
-
-
-def _zone(name: str) -> ZoneInfo:
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError) as error:
-        raise LogError("zone", name, problem="no such time zone", expected="give a name like Europe/Berlin") from error
 
 
 def _rows(chunk: bytes) -> pl.DataFrame:
