@@ -86,7 +86,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "rest_framework": ("drf",),
     "anyio": ("starlette.*",),
     "click": CLI,
-    "rich": (*CLI, *REPLAY),
+    "rich": CLI,
     "uvicorn": CLI,
     "polars": (*CLI, *REPLAY),
     "orjson": (*CLI, *REPLAY),

@@ -57,12 +57,14 @@ def option_every(text: str) -> Callable[[Command], Command]:
     )
 
 
-_WORDS: Final = ("Algorithm", "If down", "Identity")  # columns of single words, which are not folded
+OVER_TIME: Final = "Over time"  # a column of counts as a row of signs
+_WORDS: Final = ("Algorithm", "If down", "Identity", OVER_TIME)  # columns of single words, which are not folded
 _BAR: Final = 10  # characters
 _FOLDED: Final = 10  # characters to which a column may shrink; below that a table cannot be read
 
 
-_REPLACED: Final = {"→": ">", "✓": "+", "✗": "x", "█": "#", "░": ".", "…": "."}  # each one character wide
+# Each one character wide.
+_REPLACED: Final = {"→": ">", "✓": "+", "✗": "x", "░": ".", "…": "."} | dict(zip("▁▂▃▄▅▆▇█", ".:-=+*%#", strict=True))
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:
@@ -124,7 +126,7 @@ class Listing:
         for column, width in zip(self._columns, widths, strict=True):
             justify: JustifyMethod = "right" if column in self._right else "left"
             no_wrap = column in _WORDS
-            made.add_column(column, overflow="fold", justify=justify, no_wrap=no_wrap, min_width=width)
+            made.add_column(plain(column), overflow="fold", justify=justify, no_wrap=no_wrap, min_width=width)
         for row in self._rows:
             made.add_row(*row)
         return made
@@ -143,7 +145,7 @@ class Listing:
             block = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
             for name, cell in lines.items():
                 if cell.plain.strip():
-                    block.add_row(Text(f"  {name}"), cell)
+                    block.add_row(plain(f"  {name}"), cell)
             yield block
 
 

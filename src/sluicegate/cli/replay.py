@@ -54,7 +54,8 @@ def replay(
     \b
     sluicegate replay access.log --rule "login: 5/minute by ip on POST /login"
     """
-    from sluicegate.replay import document, run, terminal  # here: the help needs no extra
+    from sluicegate.cli import report  # here: the help needs no extra
+    from sluicegate.replay import document, run
     from sluicegate.replay.page import html
 
     candidates = _candidates(rules, files, together=together, proxies=trusted(options))
@@ -79,7 +80,7 @@ def replay(
     if as_json:
         click.echo(document.as_json(result), nl=False)
     else:
-        terminal.show(result, console())
+        report.show(result, console())
 
 
 def _candidates(rules: tuple[str, ...], files: tuple[str, ...], *, together: bool, proxies: Options) -> list[Candidate]:

@@ -13,9 +13,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from docs.pages import DOCS
+from sluicegate.cli.report import show
 from sluicegate.replay.document import as_json
 from sluicegate.replay.result import Result
-from sluicegate.replay.terminal import show
 from sluicegate.replay.words import answer, facts, headline
 from tests.replay.results import crowded, empty, generated, hostile, nothing_refused
 

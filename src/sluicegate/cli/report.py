@@ -11,22 +11,18 @@ from itertools import pairwise
 from math import ceil
 from typing import Final
 
-from sluicegate.errors import needs
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from sluicegate.cli.output import OVER_TIME, Listing
 from sluicegate.replay import words
 from sluicegate.replay.result import Candidate, Result, Traffic
 
-with needs("replay"):
-    from rich.cells import cell_len
-    from rich.console import Console, RenderableType
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-_NAME: Final = 14  # characters of the first column, before its text is folded
 _GAP: Final = 2
 _MOST: Final = 10  # routes and identities
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
-_SIGNS: Final = " .:-=+*#@"  # the same in ASCII
 
 
 def show(result: Result, console: Console) -> None:
@@ -78,7 +74,8 @@ class Report:
             while fit < len(left) and first + sum(map(self._wide, left[: fit + 1])) <= self._width:
                 fit += 1
             rows = [[title, *[column[i + 1] for column in left[:fit]]] for i, title in enumerate(titles)]
-            yield from self._table(["", *[column[0] for column in left[:fit]]], rows)
+            names = [column[0] for column in left[:fit]]
+            yield from self._table(["", *names], rows, right=names)
             left = left[fit:]
         yield self._indented(words.FACTS, "dim")
 
@@ -93,6 +90,7 @@ class Report:
                 [rule.name, rule.quota, rule.key, rule.applies_to or "all", rule.refused, rule.identities]
                 for rule in found.rules
             ],
+            right=["Refused", "Identities"],
         )
         if not found.decided:
             return
@@ -109,13 +107,14 @@ class Report:
         load, size = found.load, max(10, min(120, self._width - 34))
         if not load.logged:
             return
-        top = max(load.logged)
+        top, busiest = max(load.logged), f"Busiest {words.span(load.bucket)}"
         yield from self._table(
-            ["Load", "", f"Busiest {words.span(load.bucket)}"],
+            ["Load", OVER_TIME, busiest],
             [
-                [name, self._sparkline(counts, size=size, top=top), f"{words.peak(counts, load):.3g}/s"]
+                [name, _sparkline(counts, size=size, top=top), f"{words.peak(counts, load):.3g}/s"]
                 for name, counts in (("without", load.logged), ("with", load.passed))
             ],
+            right=[busiest],
         )
 
     def _refusals(self, found: Candidate) -> Iterator[RenderableType]:
@@ -133,13 +132,15 @@ class Report:
                 for route in routes[:_MOST]
                 if route.refused
             ],
+            right=["Requests", "Refused", "", "Identities"],
         )
         yield from self._table(
             ["Worst moments", "For", "Requests", "Refused", "Identities"],
             [[f"{words.moment(at)} UTC", words.span(seconds), *numbers] for at, seconds, *numbers in found.worst],
+            right=["For", "Requests", "Refused", "Identities"],
         )
         yield from self._table(
-            ["Most refused", "Requests", "Refused", "Blocked", "", "When refused"],
+            ["Most refused", "Requests", "Refused", "Blocked", "Kind", OVER_TIME],
             [
                 [
                     each.identity,
@@ -147,48 +148,22 @@ class Report:
                     each.refused,
                     words.span(each.seconds),
                     words.KINDS[each.kind][0],
-                    self._sparkline(each.refusals, size=max(12, min(40, self._width - 69)), top=0),
+                    _sparkline(each.refusals, size=max(12, min(40, self._width - 69)), top=0),
                 ]
                 for each in found.most_refused[:_MOST]
             ],
+            right=["Requests", "Refused", "Blocked"],
         )
 
-    def _table(self, columns: Sequence[str], given: Sequence[Sequence[str | int]]) -> Iterator[RenderableType]:
-        """Yield a table, or, on a terminal that is too narrow, one line for each cell."""
-        if not given:
-            return
-        rows = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in given]
-        widths = [max([cell_len(self._shown(each)) for each in column]) for column in zip(columns, *rows, strict=True)]
-        if min(_NAME, widths[0]) + sum(widths[1:]) + _GAP * (len(widths) - 1) > self._width:
-            if columns[0] not in ("", "Rule"):
-                yield self._text(columns[0], "bold")
-            for first, *others in rows:
-                yield self._text(first)
-                for title, cell in zip(columns[1:], others, strict=True):
-                    if cell:
-                        yield self._indented(f"{title}: {cell}" if title else cell)
+    def _table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[str | int]], *, right: Sequence[str] = ()
+    ) -> Iterator[RenderableType]:
+        if rows:
+            made = Listing(*map(self._shown, columns), right=tuple(map(self._shown, right)))
+            for row in rows:
+                made.add_row(*[self._text(f"{cell:,}" if isinstance(cell, int) else cell) for cell in row])
+            yield made
             yield Text()
-            return
-        made = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-        for i, column in enumerate(columns):
-            figures = all([row[i][:1].isdigit() or row[i] in ("", words.wait(None)) for row in rows])
-            right = i > 0 and figures
-            made.add_column(self._text(column), overflow="fold", justify="right" if right else "left", no_wrap=i > 0)
-        for row in rows:
-            made.add_row(*map(self._text, row))
-        yield made
-        yield Text()
-
-    def _sparkline(self, counts: Sequence[float], *, size: int, top: float) -> str:
-        """Return counts as a row of signs, `top` being the highest of them; their own maximum if it is less.
-
-        Neighbours share a sign if there are more than `size`: the highest of them is shown.
-        """
-        size = min(size, len(counts))
-        edges = [i * len(counts) // size for i in range(size + 1)] if size else []
-        cells = [max(counts[a:b]) for a, b in pairwise(edges)]
-        signs, top = _SIGNS if self._ascii else _BLOCKS, max([top, *cells]) or 1
-        return "".join([signs[ceil(each * (len(signs) - 1) / top)] for each in cells])
 
     def _title(self, text: str) -> Text:
         return Text("\n") + self._text(text, "bold underline")
@@ -201,4 +176,17 @@ class Report:
 
     def _shown(self, text: str) -> str:
         text = words.printable(text)
-        return text.encode("ascii", "backslashreplace").decode() if self._ascii else text
+        # Before the widths are computed: what replaces a sign may be longer.
+        return text.encode("ascii", "sluicegate").decode() if self._ascii else text
+
+
+def _sparkline(counts: Sequence[float], *, size: int, top: float) -> str:
+    """Return counts as a row of signs, `top` being the highest of them; their own maximum if it is less.
+
+    Neighbours share a sign if there are more than `size`: the highest of them is shown.
+    """
+    size = min(size, len(counts))
+    edges = [i * len(counts) // size for i in range(size + 1)] if size else []
+    cells = [max(counts[a:b]) for a, b in pairwise(edges)]
+    top = max([top, *cells]) or 1
+    return "".join([_BLOCKS[ceil(each * (len(_BLOCKS) - 1) / top)] for each in cells])
