@@ -20,7 +20,6 @@ from sluicegate.algorithms import ALGORITHMS
 from sluicegate.cli.application import Limiting
 from sluicegate.cli.budgets import Budgets
 from sluicegate.cli.commands import load_app, option_app
-from sluicegate.cli.greeting import advice_on
 from sluicegate.cli.output import Listing, as_json, console, plain, print_json, scanning
 from sluicegate.clock import epoch_seconds, monotonic
 from sluicegate.errors import AlgorithmError, ConfigurationError, StoreError, cause_text
@@ -44,8 +43,10 @@ MB: Final = 1_048_576
 
 Facts = Mapping[str, Any]  # of INFO: the client parses some of the values
 State = Literal["good", "bad", "warning", "unknown"]
-_TLS: Final = ("rediss", "valkeys")  # the schemes
-_REACH: Final = "check that the server runs, and the host, the port and the password in the URL"
+_REACH: Final = (
+    "check that the server runs and answers PING (it may be stopped, swap, or run a long command or script: its log,"
+    " SLOWLOG GET 10), and the host, the port, the password and the scheme in the URL (rediss:// or valkeys:// for TLS)"
+)
 _SIGNS: Final = {"good": ("✓", "green"), "bad": ("✗", "red"), "warning": ("!", "yellow"), "unknown": ("?", "yellow")}
 
 
@@ -169,7 +170,7 @@ def _patients(examined: Examined) -> Iterator[Patient]:
     try:
         addresses = store.servers()
     except (StoreError, ConfigurationError) as error:
-        yield Patient(examined.shown, (_unreached(examined, error),))
+        yield Patient(examined.shown, (_failure("connection", error),))
         return
     for address in addresses:
         yield _Server(examined, address).examine()
@@ -202,7 +203,7 @@ class _Server:
             with scanning(name) as advance, self._info.if_permitted():
                 rules = tuple(self._sampled(advance))
         except StoreError as error:
-            findings.append(_unreached(self._examined, error, self._address))
+            findings.append(_failure("connection", error))
         return Patient(name, tuple(findings), rules)
 
     def _ask(self, words: list[str | int]) -> Any:
@@ -372,20 +373,6 @@ def _failure(about: str, error: StoreError | ConfigurationError) -> Finding:
     if isinstance(error, StoreError):
         return _bad(about, cause_text(error.cause), error.advice or _REACH)
     return _bad(about, str(error))
-
-
-def _unreached(examined: Examined, error: StoreError | ConfigurationError, address: Any = None) -> Finding:
-    """Return the finding of a server that cannot be talked to: the one at `address`, else the first of the URL. The
-    first words that it sends may say why.
-    """
-    from sluicegate.stores.redis.url import servers  # here: it needs redis-py
-
-    found = _failure("connection", error)
-    host, port = servers(examined.shown).seeds[0] if address is None else address
-    has_replied = address is not None and found.advice != _REACH
-    if not port or has_replied or not isinstance(error, StoreError):
-        return found
-    return found._replace(advice=advice_on(host, port, tls=examined.shown.startswith(_TLS)) or found.advice)
 
 
 def _escaped(text: str) -> str:
