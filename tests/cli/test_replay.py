@@ -134,7 +134,7 @@ def test_a_time_is_chosen(log: str) -> None:
         (["--rule", "5/minute when 9xx"], '"9xx" is no status'),
         (["--rule", "5/minute by os.path:nothing"], "cannot be imported"),
         (["--rule", "2 at once"], "rule '2 at once': the log has no durations"),
-        (["--rule", "5/minute", "--window", "nan"], "give a number from"),
+        (["--rule", "5/minute", "--window", "nan"], "'nan' is not a number"),
         (["--rule", "5/minute", "--since", "yesterday"], "for '--since': 'yesterday': give a time like"),
         (["--rule", "5/minute", "--until", "18.11.2026"], "for '--until': '18.11.2026': give a time like"),
         (["--rule", "5/minute", "--since", "2026-11-23", "--until", "2026-11-22"], "is not before --until 2026-11-22"),

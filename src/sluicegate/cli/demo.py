@@ -28,7 +28,6 @@ with needs("cli"):
     from starlette.routing import Route
 
     from sluicegate.cli.commands import Failure
-    from sluicegate.cli.output import Between
     from sluicegate.starlette import RateLimitMiddleware, limit
     from sluicegate.web.settings import Settings
 
@@ -48,7 +47,7 @@ async def reply(request: Request) -> PlainTextResponse:
 @click.command()
 @click.option("--once", is_flag=True, help="Print the requests and their responses, then exit.")
 @click.option("--store", default="memory://", show_default=True, metavar="URL", help="The store for the budgets.")
-@click.option("--port", default=0, type=Between(0, 65535), help="The port to listen on; a free one by default.")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="The port to listen on; a free one by default.")
 def demo(store: str, port: int, *, once: bool) -> None:
     """Start a real application, limited to 5 replies a minute for each user, and watch it refuse."""
     console = Console(highlight=False, soft_wrap=True)

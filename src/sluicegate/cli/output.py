@@ -29,24 +29,13 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for 
 option_yes = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
-class Between:
-    """The type of an option that is a number in a range. click's own ranges accept nan."""
+class Between(click.FloatRange):
+    """A number in a range. click's own ranges accept nan."""
 
-    __name__ = "number"  # in the help
-
-    def __init__(self, lowest: float, highest: float) -> None:
-        self._lowest, self._highest = lowest, highest
-        self._kind: type[float] = type(lowest)  # int: a whole number
-
-    def __call__(self, given: str | float) -> float:
-        """Return the number. Raises BadParameter for everything else."""
-        try:
-            found = self._kind(given)
-        except ValueError:
-            found = math.nan
-        if not self._lowest <= found <= self._highest:
-            number = "a whole number" if self._kind is int else "a number"
-            raise click.BadParameter(f"{given!r}: give {number} from {self._lowest} to {self._highest}")
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is not a number.", param, ctx)
         return found
 
 

@@ -21,7 +21,6 @@ from rich.live import Live
 from sluicegate.cli.budgets import Budgets, Known, check_rule, opened
 from sluicegate.cli.commands import load_app, option_app
 from sluicegate.cli.output import (
-    Between,
     Listing,
     as_json,
     console,
@@ -131,7 +130,7 @@ def _rest(started: float) -> float:
 
 @click.command()
 @option_app
-@click.option("--limit", "most", default=20, show_default=True, type=Between(1, 1000), help="How many to show.")
+@click.option("--limit", "most", default=20, show_default=True, type=click.IntRange(1, 1000), help="How many to show.")
 @click.option("--rule", metavar="NAME", help="Only the budgets of this rule or ban.")
 @click.option("--once", is_flag=True, help="Look once. This is also done where the output is not a terminal.")
 @option_every("The pause between two looks.")
