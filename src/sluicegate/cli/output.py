@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
@@ -32,7 +32,7 @@ option_yes = click.option("--yes", is_flag=True, help="Do not ask.")
 class Between(click.FloatRange):
     """A number in a range. click's own ranges accept nan."""
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found: float = super().convert(value, param, ctx)
         if math.isnan(found):
             self.fail(f"{value!r} is not a number.", param, ctx)

@@ -150,11 +150,5 @@ def _show_one(each: Suggestion, out: Console) -> None:
     if each.limits:
         out.print(rows)
     out.print(plain(each.verdict))
-    if each.busiest:
-        columns = ("Requests", "Busiest minute", "Busiest hour")
-        rows = Listing("Program", *columns, right=columns)
-        for identity, *numbers in each.busiest:
-            rows.add_row(identity, *[f"{number:,}" for number in numbers])
-        out.print(rows)
     if each.warning:
         out.print(plain(each.warning, "yellow"))

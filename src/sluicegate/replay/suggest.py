@@ -89,15 +89,6 @@ class Limit(NamedTuple):
         return f"{self.limit}/{self.period}"
 
 
-class Busiest(NamedTuple):
-    """The most that one identity asked for."""
-
-    identity: str  # a digest, or the identity if the reader asked for it
-    requests: int
-    minute: int  # in any minute
-    hour: int
-
-
 class Suggestion(NamedTuple):
     """What is suggested for one group of requests."""
 
@@ -115,7 +106,6 @@ class Suggestion(NamedTuple):
     stopped: float  # by these together: the share of the programs' requests
     verdict: str
     warning: str  # why not to trust the limits, and which health checks they refuse; "" if there is no reason
-    busiest: tuple[Busiest, ...] = ()  # where only programs ask: those with most requests
 
     @property
     def requests_to(self) -> str:
@@ -312,8 +302,6 @@ class _Suggester:
             if one.quota:
                 harmed = [_checked(each, effect.checks[each.identity, bit], show=show) for each in checks]
                 one = one._replace(warning=" ".join(filter(None, [one.warning, *harmed])))
-            elif group.requests and not one.limits:
-                one = one._replace(busiest=self._busiest(survey, number, show=show))
             found.append(one)
         lacks = unseen(assets=assets, agents=seen.agents > 0, statuses=seen.statuses > 0) if seen.requests else ()
         agents: dict[int | None, str] = dict([*seen.names])
@@ -337,11 +325,6 @@ class _Suggester:
         for part in self._every(survey.effects, automated, repeat(quotas)):
             found = [*map(add, found, part)]
         return found
-
-    def _busiest(self, survey: Survey, group: int, *, show: bool) -> tuple[Busiest, ...]:
-        """Return the identities with most requests of a group, with their busiest minute and hour."""
-        rows = [row for part in self._every(survey.busiest, repeat(group)) for row in part]
-        return tuple([Busiest(_shown(who, show), -number, *most) for number, who, *most in sorted(rows)[:LISTED]])
 
     def _groups(self, left_out: list[str]) -> list[Rule]:
         """Return a rule for all requests, then one for each login, then for the routes that have most requests. At the

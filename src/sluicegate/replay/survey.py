@@ -120,18 +120,6 @@ class Survey:
             groups=[group.counted(people) for group in groups],
         )
 
-    def busiest(self, part: Part, group: int) -> list[tuple[int, str, int, int]]:
-        """Return a group's identities with most requests: the number negated, identity, busiest minute and hour."""
-        most, sizes = Peaks(["identity"], [DAY // 1440, DAY // 24]), list[pl.DataFrame]()
-        for piece in part.load().pieces():
-            rows = [*self._rows(piece.frame)][group]
-            size = rows.group_by("identity").len().join(piece.texts, on="identity")
-            sizes.append(size.sort("len", "text", descending=[True, False]).head(LISTED))
-            most.add(rows.join(sizes[-1], on="identity", how="semi"))
-        whole = pl.concat(sizes).group_by("identity", "text").agg(-pl.col("len").cast(pl.Int64).sum())
-        found = whole.join(most.found, on="identity").select("len", "text", pl.exclude("identity", "len", "text"))
-        return found.rows()
-
     def effects(self, part: Part, automated: pl.Series, quotas: Sequence[Sequence[str]]) -> list[Effect]:
         """Return what the engine refuses of each group with each of its quotas."""
         found, single = [Effect() for _ in self.rules], isinstance(part, Single)
