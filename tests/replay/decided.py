@@ -36,7 +36,7 @@ def decisions(frame: pl.DataFrame, candidate: Candidate) -> pl.DataFrame:
     """
     ready = Ready(candidate)
     whole = frame.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64()))
-    if ready.by_identity:
+    if ready.plain:
         whole = whole.with_columns(ready.identify(frame).alias("identity"))
         _, refusals = decided(ready, whole.sort("identity", maintain_order=True))
     else:

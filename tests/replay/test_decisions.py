@@ -217,17 +217,25 @@ def test_any_rules_decide_as_a_wsgi_application(
     assert decisions(traffic, Candidate("drawn", given)).select("allowed", "retry_after").rows() == expected
 
 
-PLAIN = {"mode": "enforce", "enforce_percent": 100, "count_denied": False, "per_method": False}
+PLAIN: dict[str, Any] = {
+    "when": None,
+    "key": "ip",
+    "mode": "enforce",
+    "enforce_percent": 100,
+    "count_denied": False,
+    "per_method": False,
+    "charge_when": None,
+    "ban": None,
+}
 
 
-@pytest.mark.parametrize("less", [{}, {**PLAIN, "charge_when": None, "ban": None}], ids=["any", "plain"])
 @settings(max_examples=150)
 @given(traffic, rules)
 @pytest.mark.filterwarnings("ignore::sluicegate.SluicegateWarning")
 def test_a_whole_identity_is_decided_as_one_request_after_the_other(
-    less: dict[str, Any], traffic: pl.DataFrame, rules: list[dict[str, Any]]
+    traffic: pl.DataFrame, rules: list[dict[str, Any]]
 ) -> None:
-    candidate = Candidate("drawn", made([rule | {"when": None, "key": "ip"} | less for rule in rules]))
+    candidate = Candidate("drawn", made([rule | PLAIN for rule in rules]))
     ready, numbered = Ready(candidate), traffic.with_row_index("row")
     refusals = Decider(ready).feed(numbered).filter(pl.col("rule") != ALLOWED)
     found = decisions(traffic, candidate).with_row_index("row").filter(~pl.col("allowed"))
@@ -239,19 +247,15 @@ def test_a_whole_identity_is_decided_as_one_request_after_the_other(
     assert found["retry_after"].to_list() == waits
 
 
-@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "by the gate"])
-def test_more_rules_than_a_number_has_bits(*, is_plain: bool) -> None:
+def test_more_rules_than_a_number_has_bits() -> None:
     """All requests of an identity at once, in pieces, and of a client that waits. No rule applies to the last path."""
     candidate = from_rules([f"r{at}: {at % 3 + 1}/minute by ip on /p{at}" for at in range(70)])
     asked = [(START + at, "203.0.113.1", f"/p{at % 71}", 0) for at in range(284)]
     traffic = pl.DataFrame(asked, schema=["time", "address", "path", "identity"], orient="row").with_row_index("row")
     refused = [at for at in range(284) if at % 71 < 70 and at // 71 > at % 71 % 3]
-    ready, whole = Ready(candidate), Ready(candidate)
-    ready.plain = whole.plain = is_plain
-    fresh = ready if is_plain else Ready(candidate)  # the sets of plain rules are numbered by one of the two only
-    fresh.plain = is_plain
-    assert decided(whole, traffic)[1]["row"].to_list() == refused
-    kept, waiting = one_identity(ready), one_identity(fresh)
+    ready = Ready(candidate)
+    assert decided(ready, traffic)[1]["row"].to_list() == refused
+    kept, waiting = one_identity(ready), one_identity(ready)
     found, waits = list[int](), Waits()
     for half in (traffic[:142], traffic[142:]):
         some, refusals = decided(ready, half, kept)

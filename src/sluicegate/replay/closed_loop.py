@@ -1,6 +1,6 @@
 """The closed loop: what clients that honour Retry-After would have met. Each client asks one request after the other:
 it waits as long as a refusal says, asks again, and goes on with its next request, at the earliest when that was logged.
-A candidate that does not count each identity alone has no closed loop: its clients are no identities of its rules.
+Only plain rules have a closed loop: the gate would be asked again for each refusal.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ def waits_of(ready: Ready, found: pl.DataFrame, kept: OneIdentity | None = None)
     the requests of one identity, that one is `kept`.
     """
     waits, met = Waits(), Met()
-    fresh = ready if ready.plain or kept else Ready(ready.candidate)  # with empty budgets
     for _, _, times, values in by_identity(ready, found):
-        (kept or one_identity(fresh)).wait(times, values, met)
+        (kept or one_identity(ready)).wait(times, values, met)
     waits.add(met)
     return waits

@@ -1,9 +1,9 @@
 """Decisions about logged requests: the gate of `web/` on a clock that the log moves, and a step for a whole identity.
 
-`Decider` is the gate, request after request in order of time, over a store that never evicts. A candidate that counts
-each identity alone is decided identity by identity, each as `OneIdentity`. Most never come near a limit: `suspected`
-leaves out those that no algorithm can refuse, without a loop. Tests prove that all of this agrees event by event with a
-Limiter.
+A candidate with plain rules is decided identity by identity, each as `OneIdentity`: an algorithm alone decides. Most
+identities never come near a limit: `suspected` leaves out those that no algorithm can refuse, without a loop. For all
+other candidates `Decider` is the gate, request after request in order of time, over a store that never evicts. Tests
+prove that both agree event by event with a Limiter.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from sluicegate.address import IPV4_PREFIX
 from sluicegate.errors import RuleError, needs
@@ -20,7 +20,7 @@ from sluicegate.identity import identity_text, joined
 from sluicegate.plan import Decision, Terms
 from sluicegate.replay.caller import LoggedRequest, Places, Row
 from sluicegate.replay.candidates import Candidate, rules_of
-from sluicegate.replay.plain import PATIENCE, STRICT, Met, Run, Steps, Strict, reach
+from sluicegate.replay.plain import STRICT, Steps, Strict, reach
 from sluicegate.replay.traffic import COLUMNS, HEADER
 from sluicegate.rules.key import Caller, KeySpec, ReadyKey
 from sluicegate.rules.response import Response
@@ -45,9 +45,9 @@ _OCTET: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4: Final = rf"^(?:{_OCTET}\.){{3}}{_OCTET}$"
 _OF_IP: Final = joined([identity_text("ip")])  # the identity of an address begins with this
 
-Values = Any
-"""What else than its time a request is decided by: the number of the set of its quotas or its cost, under plain rules,
-or else the whole request. One sequence of one kind for each candidate.
+OneIdentity = Strict | Steps
+"""One identity under plain rules, with its budgets. Its requests may come in pieces, in order of time. Each piece has
+the times of its requests, and what else they are decided by, as `by_identity` yields it.
 """
 ALLOWED: Final = -1  # in the place of the rule that refused
 REFUSALS: Final = {"row": pl.Int64(), "until": pl.Int64(), "rule": pl.Int32()}
@@ -92,7 +92,6 @@ class Ready:
         self.sets: list[tuple[int, ...]] = [()]  # the sets of quotas that apply to a request, by their number
         self.bans = tuple(dict.fromkeys([each.ban for each in self.terms if each.ban is not None]))
         self.names = (*[each.name for each in (*self.terms, *self.bans)], FORBIDDEN_RULE)
-        self.by_identity = self._counts_each_identity_alone()
         self.plain = self._has_only_plain_rules()
         # The only rule, if it has one quota and its charges depend on nothing else.
         self.alone = self.bounds[0] if self.plain and len(self.terms) == 1 else None
@@ -107,9 +106,7 @@ class Ready:
 
     @property
     def counted(self) -> set[str]:
-        """The columns that the rules read of a request whose identity is known."""
-        if not self.plain:
-            return self.wanted
+        """The columns that plain rules read of a request whose identity is known."""
         costs = [getattr(bound.rule.cost, "columns", ()) for bound in self.bounds]
         return {"time"}.union(*map(_narrowing, self.bounds), *costs)
 
@@ -123,9 +120,12 @@ class Ready:
             raise text.refused()
         return text
 
-    def _counts_each_identity_alone(self) -> bool:
-        """True if an identity is decided by its own requests only, and they can be counted before they are decided."""
+    def _has_only_plain_rules(self) -> bool:
+        """True if a decision depends only on the times of an identity's requests, and on which rules apply to them."""
         settings, bounds = self.settings, self.bounds
+        special = [terms.count_denied or terms.shadow or terms.ban or terms.refund_when for terms in self.terms]
+        others = [bound.rule.per_method or bound.share != EVERYBODY for bound in bounds]
+        whole = all([isinstance(bound.rule.cost, int) for bound in bounds])
         return (
             self.one_key
             and self.reads is not None
@@ -133,16 +133,11 @@ class Ready:
             and settings.enabled
             and len({each.rule_id for each in self.terms}) == len(self.terms)
             and all([bound.terms is not None and bound.rule.when is None for bound in bounds])
-            and all([isinstance(bound.rule.cost, int) or hasattr(bound.rule.cost, "columns") for bound in bounds])
+            and (whole or (len(self.terms) == 1 and hasattr(bounds[0].rule.cost, "columns")))
             and not any([each.held for each in self.terms])
+            and not any(special)
+            and not any(others)
         )
-
-    def _has_only_plain_rules(self) -> bool:
-        """True if a decision depends only on the times of an identity's requests, and on which rules apply to them."""
-        special = [terms.count_denied or terms.shadow or terms.ban or terms.refund_when for terms in self.terms]
-        others = [bound.rule.per_method or bound.share != EVERYBODY for bound in self.bounds]
-        costs = [isinstance(bound.rule.cost, int) for bound in self.bounds]
-        return self.by_identity and not any(special) and not any(others) and (all(costs) or len(self.terms) == 1)
 
     def numbered(self, frame: pl.DataFrame) -> pl.Series:
         """Return for each row the number of the set of quotas that apply to its method and path, as in `sets`."""
@@ -313,56 +308,12 @@ def suspects(frame: pl.DataFrame, terms: Terms, cost: object) -> pl.Series:
     return found
 
 
-class OneIdentity(Protocol):
-    """One identity under a candidate, with its budgets. Its requests may come in pieces, in order of time. Each piece
-    has the times of its requests, and what else they are decided by, as `by_identity` yields it.
-    """
-
-    def refused(self, times: Sequence[int], values: Values, /) -> list[Run]:
-        """Ask the requests at their times. Return those that are refused."""
-        ...
-
-    def wait(self, times: Sequence[int], values: Values, met: Met, /) -> None:
-        """Ask the requests one after the other, and wait as long as each refusal says."""
-        ...
-
-
-class ByGate:
-    """One identity under any rules. What else decides is the whole request."""
-
-    def __init__(self, ready: Ready) -> None:
-        self._decider = Decider(ready)
-        self._now = 0
-
-    def refused(self, times: Sequence[int], requests: Sequence[LoggedRequest]) -> list[Run]:
-        found = [self._decider.ask(now, request) for now, request in zip(times, requests, strict=True)]
-        return [(place, place + 1, *each) for place, each in enumerate(found) if each and each[1] != ALLOWED]
-
-    def wait(self, times: Sequence[int], requests: Sequence[LoggedRequest], met: Met) -> None:
-        now = self._now
-        for logged, request in zip(times, requests, strict=True):
-            now = max(now, logged)
-            passed = False
-            for _ in range(PATIENCE):
-                decision = self._decider.decide(now, request)
-                passed = decision is None or decision.allowed
-                wait = None if decision is None or passed else wait_of(decision)
-                if wait is None:
-                    break
-                met.retries += 1
-                now += wait
-            met.end(logged, now if passed else None)
-        self._now = now
-
-
 def one_identity(ready: Ready, other: Sequence[Terms] = ()) -> OneIdentity:
-    """Return an identity that has asked nothing yet. A plain candidate may have `other` limits in its terms."""
+    """Return an identity that has asked nothing yet. The candidate may have `other` limits in its terms."""
     terms = other or ready.terms
     if ready.cost and terms[0].algorithm in STRICT:
         return Strict(terms[0], ready.cost)
-    if ready.plain:
-        return Steps(terms, ready.costs, ready.sets if ready.alone is None else ())
-    return ByGate(ready)
+    return Steps(terms, ready.costs, ready.sets if ready.alone is None else ())
 
 
 class Suspected(NamedTuple):
@@ -386,7 +337,7 @@ def with_costs(ready: Ready, rows: pl.DataFrame, bound: Bound) -> pl.DataFrame:
     cost = bound.rule.cost
     if isinstance(cost, int) or "cost" in rows.columns:
         return rows
-    # `by_identity` is false for a cost that an async function or one without columns returns.
+    # A rule is not plain if an async function, or one without columns, returns its cost.
     columns = [*getattr(cost, "columns", ())]
     costs = mapped(rows, columns, lambda values, at: cost(ready.request(values, at)), kind=pl.Int64())
     return rows.with_columns(costs.alias("cost"))
@@ -394,7 +345,7 @@ def with_costs(ready: Ready, rows: pl.DataFrame, bound: Bound) -> pl.DataFrame:
 
 def suspected(ready: Ready, frame: pl.DataFrame) -> Suspected:
     """Find who might be refused in a frame that has all requests of its identities, sorted by identity, then by time.
-    Its columns are those of traffic, and `identity`, `row`. The candidate must count each identity alone.
+    Its columns are those of traffic, and `identity`, `row`. The candidate must have plain rules only.
     """
     rows = ruled(ready, frame)
     found = []
@@ -406,18 +357,13 @@ def suspected(ready: Ready, frame: pl.DataFrame) -> Suspected:
     return Suspected(rows.filter(might), rows["row"])
 
 
-def by_identity(ready: Ready, frame: pl.DataFrame) -> Iterator[tuple[int, list[int], list[int], Values]]:
-    """Yield each identity, its rows, their times, and what else `OneIdentity` decides by."""
-    names = [name for name in frame.columns if name != "identity"]
-    if ready.plain:
-        names = ["row", "time", *(["set"] if ready.alone is None else ["cost"] if ready.cost is None else [])]
-    at = {name: place for place, name in enumerate(names)}
-    for identity, *values in frame.group_by("identity", maintain_order=True).agg(names).iter_rows():
-        rows, times = values[at["row"]], values[at["time"]]
-        if not ready.plain:
-            yield identity, rows, times, [ready.request(each, at) for each in zip(*values, strict=True)]
-        else:
-            yield identity, rows, times, values[2] if len(values) > 2 else [ready.cost] * len(rows)
+def by_identity(ready: Ready, frame: pl.DataFrame) -> Iterator[tuple[int, list[int], list[int], list[int]]]:
+    """Yield each identity, its rows, their times, and what else they are decided by: the numbers of the sets of their
+    quotas, or their costs under the only rule.
+    """
+    names = ["row", "time", *(["set"] if ready.alone is None else ["cost"] if ready.cost is None else [])]
+    for identity, rows, times, *values in frame.group_by("identity", maintain_order=True).agg(names).iter_rows():
+        yield identity, rows, times, values[0] if values else [ready.cost or 0] * len(rows)
 
 
 def decided(ready: Ready, frame: pl.DataFrame, kept: OneIdentity | None = None) -> tuple[Suspected, pl.DataFrame]:

@@ -20,7 +20,7 @@ FRAMEWORKS: Final = {
     "django": ("sluicegate.django", "def {}(request): ..."),
 }
 _LOGGED: Final = ("path:", "field:")  # keys that only a log has
-_LEFT_OUT: Final = ("sliding-window", "slots")  # the default algorithm, and a concurrency limit, which has none
+_DEFAULT: Final = "sliding-window"  # an algorithm that need not be named
 _MARK: Final = "\ue000"  # in the place of the limit that is dragged: a sign that no rule has
 _ESCAPED: Final = quoted(_MARK).strip('"')
 _NUMBER: Final = re.compile(r"[0-9]+")
@@ -96,13 +96,12 @@ def as_decorators(found: Suggestions, framework: str) -> str:
 
 
 def candidate(rules: Sequence[RuleText], moved: str) -> dict[str, list[str] | None]:
-    """Return all rules of a candidate as TOML and as decorators, without the limit of the quota that is `moved`: what
-    is before it, and what is after it.
+    """Return all rules of a candidate that has curves, as TOML and as decorators, without the limit of the quota that
+    is `moved`: what is before it, and what is after it.
     """
     quotas: dict[str, list[RuleText]] = {}
     for rule in rules:
-        if rule.rule:  # else it is no rule of its own, such as a ban
-            quotas.setdefault(rule.rule, []).append(rule)
+        quotas.setdefault(rule.rule, []).append(rule)
     paths = {name: _requests(first.applies_to) for name, (first, *_) in quotas.items()}
     # A name like "5/minute" would be that of another limit.
     names = [name_of(paths[name][1]) if name == first.quota else name for name, (first, *_) in quotas.items()]
@@ -110,7 +109,7 @@ def candidate(rules: Sequence[RuleText], moved: str) -> dict[str, list[str] | No
     for name, each in zip(told_apart(names, "{}-{}"), quotas.values(), strict=True):
         first, (methods, path) = each[0], paths[each[0].rule]
         texts = [_NUMBER.sub(_MARK, rule.quota, count=1) if rule.name == moved else rule.quota for rule in each]
-        algorithm = [] if first.algorithm in _LEFT_OUT else [("algorithm", first.algorithm)]
+        algorithm = [] if first.algorithm == _DEFAULT else [("algorithm", first.algorithm)]
         keys, options = first.key.split(" + "), [*algorithm, *first.options]
         pasted = Pasted(name, "; ".join(texts), keys, methods=methods, path=path, options=options)
         toml += pasted.toml()

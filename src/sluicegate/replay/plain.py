@@ -23,9 +23,6 @@ Run = tuple[int, int, int | None, int]
 """Refused requests: the first, the one after the last, until when they are refused (None: always), and by which rule.
 """
 
-PATIENCE: Final = 20
-"""Refusals of one request, after which its client gives up: waiting does not help."""
-
 STRICT: Final = {*sliding_log.NAMES, *sliding_window.NAMES}
 
 

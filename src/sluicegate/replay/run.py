@@ -46,11 +46,11 @@ class Group:
     def __init__(self, members: Sequence[Ready], partitions: Partitions) -> None:
         self.members = members
         self.partitions = partitions
-        self._kept = {"time", "route", "duration"}.union(*[each.counted for each in members if each.by_identity])
-        self._deciders = {number: Decider(each) for number, each in enumerate(members) if not each.by_identity}
+        self._kept = {"time", "route", "duration"}.union(*[each.counted for each in members if each.plain])
+        self._deciders = {number: Decider(each) for number, each in enumerate(members) if not each.plain}
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Add a frame. A candidate that does not count each identity alone decides about it at once."""
+        """Add a frame. A candidate whose rules are not plain decides about it at once."""
         identities, found = self.members[0].identify(frame).alias("identity"), list[pl.Series]()
         for number, decider in self._deciders.items():
             decided = decider.feed(frame)
@@ -236,8 +236,8 @@ class Answer:
 
     def _closed_loop(self) -> results.ClosedLoop:
         waits, people = self.tally.waits, self.tally.people_waits
-        if not self.ready.by_identity:
-            return results.ClosedLoop.unknown("the rules do not count each identity alone")
+        if not self.ready.plain:
+            return results.ClosedLoop.unknown("it depends on more than the times of the requests of one identity")
         return results.ClosedLoop(
             delayed=waits.delays.total(),
             never=waits.never,

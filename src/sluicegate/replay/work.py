@@ -107,7 +107,7 @@ class Work:
         candidate and the number of its quota say that to frames.
         """
         rules: dict[str, tuple[Ready, int, set[int]]] = {}
-        for ready in [each for each in map(Ready, self.candidates) if each.by_identity]:
+        for ready in [each for each in map(Ready, self.candidates) if each.plain]:
             for number, (at, terms) in enumerate(zip(ready.owner, ready.terms, strict=True)):
                 periods = rules.setdefault(applies_to(ready.bounds[at]), (ready, number, set()))[2]
                 periods.add(terms.quota.period_us)
@@ -124,9 +124,8 @@ class _One:
         self._number = number
         self._grid = work.grid
         self._scale = Scale(candidate, single=single) if work.curves else None
-        self._kept = one_identity(ready) if single else None
-        # With budgets of its own. The sets of plain rules are numbered by one of the two only.
-        self._waiting = one_identity(ready if ready.plain else Ready(candidate)) if single else None
+        self._single = single
+        self._kept, self._waiting = [one_identity(ready) if single and ready.plain else None for _ in range(2)]
         self._until = 0
 
     def tally(self, rows: pl.DataFrame, who: pl.DataFrame, name: Name) -> Tally:
@@ -134,16 +133,16 @@ class _One:
         has the kind of each.
         """
         ready, rest = self._ready, rows
-        if ready.by_identity:
+        if ready.plain:
             some, refusals = decided(ready, rows, self._kept)
             rest, ruled = some.rest, some.decided
         else:
             refusals, ruled = in_order(rows, self._number)
         found = tally(rows, refusals, decided=ruled, kinds=who, grid=self._grid, name=name, until=self._until)
-        if self._kept is not None:
+        if self._single:
             until = refusals["until"].max()
             self._until = max(self._until, until if isinstance(until, int) else 0)
-        if not ready.by_identity:
+        if not ready.plain:
             return found
         if self._waiting is None:  # who is never refused never waits
             refused = rest.join(refusals, on="row", how="semi").select("identity").unique()
