@@ -29,7 +29,6 @@ from sluicegate.stores import AsyncStore, Store
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.testing.driver import Act, Driver, Play, acts_of
 from sluicegate.testing.held import HeldLaws
-from sluicegate.testing.rollout import Stores, examine_rollout
 from sluicegate.testing.scenarios import COSTS, LONGEST, MOMENTS, WAITS, examples, quotas, takes
 
 NAMES: Final = tuple(dict.fromkeys(module.NAMES[0] for module in ALGORITHMS.values()))
@@ -94,17 +93,6 @@ class StoreExam(HeldLaws):
             clock = ManualClock(0)
             with closing(self.drive(clock)) as driver:
                 _perform(play, driver, Driver(self.make_reference(clock), self.runner), clock=clock)
-
-        examine()
-
-    @pytest.mark.parametrize("algorithm", NAMES)
-    def test_shadow_rules_refuse_nothing_and_count_as_if_enforced(self, algorithm: str) -> None:
-        @examples(self.examples)
-        @given(plays(algorithm, shadow=st.sampled_from([True, True, False])))
-        def examine(play: Play) -> None:
-            clock = ManualClock(0)
-            alone = Driver(self.make_reference(clock), self.runner)
-            examine_rollout(play, Stores(self.drive(clock), self.drive(clock), alone), clock=clock)
 
         examine()
 

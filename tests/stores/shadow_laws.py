@@ -1,4 +1,5 @@
-"""Part of StoreExam: shadow rules do not change the others, and count as if they were enforced.
+"""Part of our own exam: shadow rules do not change the others, and count as if they were enforced. The public exam
+compares their outcomes with those of the reference, of which this is proven here.
 
 The outcomes of the enforced checks must be the same as without the shadow checks. The outcomes of the checks of one
 shadow rule must be those that they would have if it were the only rule and enforced: all are charged, or none is.
@@ -8,11 +9,18 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from sluicegate.clock import ManualClock
 from sluicegate.plan import Check, Outcome, Plan, in_shadow
 from sluicegate.quota import Quota
 from sluicegate.rules.terms import make_terms
+from sluicegate.testing import StoreExam
 from sluicegate.testing.driver import Driver, Play, acts_of
+from sluicegate.testing.scenarios import examples
+from sluicegate.testing.store import NAMES, plays
 
 NEVER_PASSES: Final = Check(make_terms("never", (Quota(1, 1),), algorithm="fixed-window")[0], "", 2)
 """A check that is always refused: replaces the enforced rules after they have refused."""
@@ -64,3 +72,18 @@ def _compare(plan: Plan, stores: Stores, *, before: _Paid) -> tuple[tuple[Outcom
             assert outcome == expected, "a shadow rule did not count as if it were enforced"
         paid.append((stores.alone, one, by_itself))
     return outcomes, paid if plan.charge and passed else before
+
+
+class ShadowLaws(StoreExam):
+    """The exam with the law of shadow rules."""
+
+    @pytest.mark.parametrize("algorithm", NAMES)
+    def test_shadow_rules_refuse_nothing_and_count_as_if_enforced(self, algorithm: str) -> None:
+        @examples(self.examples)
+        @given(plays(algorithm, shadow=st.sampled_from([True, True, False])))
+        def examine(play: Play) -> None:
+            clock = ManualClock(0)
+            alone = Driver(self.make_reference(clock), self.runner)
+            examine_rollout(play, Stores(self.drive(clock), self.drive(clock), alone), clock=clock)
+
+        examine()
