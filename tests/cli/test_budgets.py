@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import shlex
 import subprocess
@@ -22,14 +21,13 @@ from flask.testing import FlaskClient
 from starlette.testclient import TestClient
 
 from docs.pages import DOCS
-from sluicegate import Limiter, ManualClock
+from sluicegate import Limiter
 from sluicegate.cli import top as top_module
 from sluicegate.cli.application import load
 from sluicegate.cli.budgets import Budgets
 from sluicegate.cli.commands import sluicegate
 from sluicegate.identity import digest, identity_text
 from sluicegate.limiter import Limit
-from sluicegate.observe.refusal_log import RefusalLog
 from sluicegate.stores.redis import RedisStore
 from tests.cluster import Cluster
 from tests.servers import Server, valkey_server
@@ -494,43 +492,6 @@ def test_budgets_in_shadow_are_known(make_shop: MakeShop) -> None:
     assert found["top"][0]["rule"] == "login"  # it refuses now; rules in shadow come after it
     (row,) = json.loads(shop.run("top", "--json", "--rule", "trial"))["top"]
     assert (row["rule"], row["used"]) == ("trial (shadow)", 1)
-
-
-@pytest.mark.parametrize("form", ["%(message)s", '{"level": "%(levelname)s", "message": "%(message)s"}'])
-def test_top_of_the_refusals_in_a_log(form: str, tmp_path: Path) -> None:
-    """RefusalLog writes the lines. What it has only counted is added to the first refusal."""
-    path, clock = tmp_path / "app.log", ManualClock()
-    handler, log = logging.FileHandler(path), logging.getLogger("sluicegate.refusals")
-    handler.setFormatter(logging.Formatter(form))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        handle = RefusalLog(clock=clock)
-        with Limiter(on_decision=handle) as limiter, Limiter(on_decision=handle, show_identities=True) as showing:
-            for who, times in (("alice", 4), ("bob", 9)):
-                for _ in range(times):
-                    limiter.hit("1/hour", who, action="reply")
-            for who in ("dan again: 777 refusals in 60 s", "x' again: 8 refusals", "x\\"):
-                for _ in range(2):
-                    showing.hit("1/hour", who, action="bob's")
-            clock.advance(61)
-            limiter.hit("1/hour", "carol", action="reply")  # it ends the periods
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(logging.NOTSET)
-        handler.close()
-    bob, alice = digest(identity_text("bob")), digest(identity_text("alice"))
-    words = ["top", "--refusals", str(path)]
-    found = json.loads(CliRunner().invoke(sluicegate, [*words, "--json"]).stdout)["top"]
-    assert [(row["rule"], row["identity"], row["refusals"]) for row in found] == [
-        ("reply", bob, 8),
-        ("reply", alice, 3),
-        ("bob's", "sdan again: 777 refusals in 60 s", 1),
-        ("bob's", r"sx\x27 again: 8 refusals", 1),
-        ("bob's", "sx\\", 1),
-    ], "what a client has chosen adds no count"
-    assert re.search(rf"^reply +{bob} +8", CliRunner().invoke(sluicegate, words).output, re.MULTILINE)
-    assert json.loads(CliRunner().invoke(sluicegate, [*words, "--json", "--rule", "x"]).stdout)["top"] == []
 
 
 def test_keys_of_other_programs_are_skipped_and_counted(make_shop: MakeShop, valkey: Server) -> None:

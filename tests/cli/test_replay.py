@@ -175,18 +175,14 @@ def test_a_key_that_the_log_lacks_is_said_first(log: str, command: str, key: str
 
 
 @pytest.mark.parametrize("command", [["suggest", "--by", "user"], ["replay", "--rule", "5/minute by user"]])
-def test_a_line_that_differs_from_all_others_is_said(log: str, command: list[str], tmp_path: Path) -> None:
-    """The only one with a user, or one whose clock was wrong. Without it nothing is said."""
+def test_the_only_line_with_a_user_is_said(log: str, command: list[str], tmp_path: Path) -> None:
     line = '192.0.2.1 - {} [{}:14:00:30 +0000] "GET / HTTP/1.1" 200 12\n'
     path = tmp_path / "odd.log"
     path.write_text(Path(log).read_text() + line.format("bob", "23/Nov/2026") + line.format("-", "23/Nov/2099"))
     done = CliRunner().invoke(sluicegate, [*command, str(path)], env={"COLUMNS": "400"})
     chosen = ["--since", "2026-11-23T00:00:00Z", "--until", "2026-11-24T00:00:00Z"]
-    assert "1 request of 14 came more than 30 days before or after the others" in done.output
-    assert " ".join(chosen) in done.output
     assert "1 of 14 requests has the key user of" in done.output
     done = CliRunner().invoke(sluicegate, [*command, str(path), *chosen], env={"COLUMNS": "400"})
-    assert "days before or after" not in done.output
     assert "1 of 13 requests has the key user of" in done.output
 
 

@@ -6,13 +6,11 @@ these steps, and as long as a step took, nothing is sent.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from threading import Event
-from typing import IO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import click
 from rich.console import Group
@@ -37,10 +35,6 @@ from sluicegate.plan import Outcome
 from sluicegate.replay.words import count
 
 BATCH: Final = 16  # budgets in one step: the server needs about a fifth of a millisecond for them
-_REFUSAL: Final = re.compile(  # a line of RefusalLog, in any format of a log
-    r"(?:rule|ban) '(?P<rule>[^']*)' (?P<said>refused|would have refused) "
-    r"identity (?P<who>[A-Za-z0-9_.:@-]{1,200}|'[^']{1,800}')(?: again: (?P<count>\d{1,18}) refusals|: it )"
-)
 _KEPT: Final = 10  # times as many as are shown, before the rest is dropped
 
 
@@ -134,24 +128,14 @@ def _rest(started: float) -> float:
 @click.option("--rule", metavar="NAME", help="Only the budgets of this rule or ban.")
 @click.option("--once", is_flag=True, help="Look once. This is also done where the output is not a terminal.")
 @option_every("The pause between two looks.")
-@click.option(
-    "--refusals", "log", type=click.File(errors="replace"), help="A log with lines of RefusalLog; - is stdin."
-)
 @as_json
-def top(
-    app: str | None, most: int, rule: str | None, every: float, log: IO[str] | None, *, once: bool, as_json: bool
-) -> None:
+def top(app: str | None, most: int, rule: str | None, every: float, *, once: bool, as_json: bool) -> None:
     """Show who uses most of a budget and who is refused, as digests, until Ctrl-C.
 
     It shows who is refused now, because a server stores what is used and counts no refusals; only a ban counts them.
-    With --refusals it shows from a log who was refused most, and asks no server. How often a rule refuses is in
-    `sluicegate watch`.
+    How often a rule refuses is in `sluicegate watch`.
     """
     out = console()
-    if log is not None:
-        refused = refusals(log, rule).most_common(most)
-        print_json(_refused_values(refused)) if as_json else out.print(_refused(refused))
-        return
     application = load_app(app)
     with opened(application) as limiters:
         if rule is not None:
@@ -172,33 +156,6 @@ def top(
                 _draw(live, now, 1.0)
                 shown, now = now, Top(most, rule)
                 Event().wait(every)
-
-
-def refusals(log: Iterable[str], rule: str | None) -> Counter[tuple[str, str, bool]]:
-    """Count the refusals in a log: by the rule, the identity, and whether the rule was in shadow."""
-    found: Counter[tuple[str, str, bool]] = Counter()
-    for line in log:
-        match = _REFUSAL.search(line)
-        if match is None:
-            continue
-        # RefusalLog writes an apostrophe so; a log in JSON has its backslash twice.
-        name = match["rule"].replace(r"\\x27", "'").replace(r"\x27", "'")
-        who = match["who"].strip("'")
-        if rule in (None, name):
-            found[name, who, match["said"] != "refused"] += int(match["count"] or 1)
-    return found
-
-
-def _refused(found: Iterable[tuple[tuple[str, str, bool], int]]) -> Listing:
-    rows = Listing("Rule", "Identity", "Refusals", right=("Refusals",))
-    for (name, who, shadow), number in found:
-        rows.add_row(f"{name} (shadow)" if shadow else name, who, f"{number:,}")
-    return rows
-
-
-def _refused_values(found: Iterable[tuple[tuple[str, str, bool], int]]) -> dict[str, object]:
-    names = ("rule", "identity", "shadow", "refusals")
-    return {"top": [dict(zip(names, (*who, number), strict=True)) for who, number in found]}
 
 
 def _draw(live: Live, found: Top, share: float) -> None:

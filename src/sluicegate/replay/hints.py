@@ -1,10 +1,9 @@
-"""What a reader must know before the figures: keys and times that lines lack, and proxies that hide the clients."""
+"""What a reader must know before the figures: keys that lines lack, and proxies that hide the clients."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from sluicegate.errors import needs
@@ -12,7 +11,7 @@ from sluicegate.replay.caller import LogKey
 from sluicegate.replay.decide import Ready
 from sluicegate.replay.log import Log
 from sluicegate.replay.traffic import HEADER
-from sluicegate.replay.words import count, share
+from sluicegate.replay.words import share
 from sluicegate.rules.key import KeySpec
 
 with needs("replay"):
@@ -21,9 +20,7 @@ with needs("replay"):
 _PRIVATE: Final = r"^(?:10\.|127\.|192\.168\.|172\.(?:1[6-9]|2\d|3[01])\.|::1$|f[cd][0-9a-f]{2}:)"
 _FEW: Final = 3  # addresses: of a load balancer, not of all clients
 _LISTED: Final = 15  # fields of the log
-_DAY: Final = 86_400_000_000
 _BY_ADDRESS: Final = "are counted by address"
-_FAR: Final = 30  # days without a request, between most requests and those whose clock may be wrong
 
 
 class Hints:
@@ -38,7 +35,6 @@ class Hints:
         trusts = [each.settings.trust for each in ready]
         self._trusts_all = all([trust.hops or trust.networks or trust.unix for trust in trusts])
         self._have = Counter[str]()  # requests, by the columns of keys
-        self._days = Counter[int]()
         self.requests = self._private = 0
         self.first: int | None = None
         self.last: int | None = None
@@ -62,7 +58,6 @@ class Hints:
         if frame.height:
             self.first, self.last = frame["time"][0] if self.first is None else self.first, frame["time"][-1]
         self.requests += frame.height
-        self._days.update(dict((frame["time"] // _DAY).value_counts().iter_rows()))
         self._have.update({name: frame[name].count() for name in self._keys if name in frame.columns})
         if self._trusts_all or "address" not in frame.columns or "forwarded" not in frame.columns:
             return
@@ -83,7 +78,7 @@ class Hints:
         """Return the hints as sentences. `fields` are the names of what the log has."""
         listed = ", ".join([*fields][:_LISTED])
         known = f" The log has {listed}." if listed else ""
-        hints = [*self._far()]
+        hints = []
         for name, (key, rules, without) in self._keys.items():
             has, of = self._have[name], f"the key {key} of {', '.join(sorted(rules))}: {without}."
             if not has:
@@ -102,28 +97,6 @@ class Hints:
                 f"(how many there are), or their networks, as --trusted-proxies {_network(min(self._peers))}."
             )
         return tuple(hints)
-
-    def _far(self) -> Iterator[str]:
-        """Yield a hint if some requests are far from most."""
-        spans: list[list[int]] = []
-        for day in sorted(self._days):
-            if spans and day - spans[-1][-1] <= _FAR:
-                spans[-1].append(day)
-            else:
-                spans.append([day])
-        if len(spans) > 1:
-            most = max(spans, key=lambda days: sum([self._days[day] for day in days]))
-            others = self._days.total() - sum([self._days[day] for day in most])
-            yield (
-                f"{count(others, 'request')} of {self._days.total():,} came more than {_FAR} days before or after the "
-                f"others. If their clock was wrong, leave them out: --since {_start(most[0])} "
-                f"--until {_start(most[-1] + 1)}."
-            )
-
-
-def _start(day: int) -> str:
-    """Return when a day since 1970 begins, as the command line reads it."""
-    return f"{datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _network(address: str) -> str:
