@@ -22,7 +22,6 @@ from sluicegate.replay.result import (
     Curve,
     Example,
     File,
-    HeatMap,
     Kind,
     Load,
     Moment,
@@ -154,9 +153,6 @@ def candidate(name: str, *rules: Asked) -> Candidate:
         for who, times in blocked.items()
     }
     decided = [request for request in requests if any(rule.route in ("", request.route) for rule in rules)]
-    hours = [
-        Counter((request.route, int(request.time % 86_400 // 3_600)) for request in each) for each in (requests, out)
-    ]
     worst = sorted(Counter(int(request.time // 300) for request in out).items(), key=lambda pair: -pair[1])[:5]
     delays = sorted(seconds[who] / len(times) for who, times in blocked.items() for _ in times)
     return Candidate(
@@ -234,9 +230,6 @@ def candidate(name: str, *rules: Asked) -> Candidate:
                 buckets([request for request in out if request.who == who]),
             )
             for who, times in sorted(blocked.items(), key=lambda pair: -len(pair[1]))[:12]
-        ),
-        heat=HeatMap(
-            ROUTES, *[tuple(tuple(each[route, hour] for hour in range(24)) for route in ROUTES) for each in hours]
         ),
         curves=tuple(curve(rule, rules, people) for rule in rules),
         curves_note="",
@@ -348,7 +341,6 @@ def hostile() -> Result:
                 most_refused=tuple(
                     each._replace(identity=text) for each, text in zip(found.most_refused, HOSTILE, strict=False)
                 ),
-                heat=found.heat._replace(routes=(*HOSTILE, *found.heat.routes[len(HOSTILE) :])),
                 curves=(found.curves[0]._replace(rule=image),),
                 closed_loop=ClosedLoop.unknown(image),
             ),

@@ -18,13 +18,13 @@ import click
 
 from sluicegate.address import group, is_counted, parse_address
 from sluicegate.cli.application import Application, Limiting
-from sluicegate.cli.check import key_name
 from sluicegate.cli.commands import Command
 from sluicegate.cli.output import console, plain
 from sluicegate.errors import ConfigurationError, StoreError, is_foreign
 from sluicegate.identity import Digested, Identity, Seal, digest
 from sluicegate.limiter import Limiter
 from sluicegate.plan import Check, Outcome, Plan, Terms
+from sluicegate.replay.words import key_text
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec, can_be
 from sluicegate.rules.rollout import EVERYBODY, shadows
@@ -345,7 +345,7 @@ def mismatch(limiters: Iterable[Budgets], words: tuple[str, ...], rule: str | No
     if not words or not keys or any([budgets.can_be(key, words) for budgets, key in keys]):
         return None
     which = "no rule of this application" if rule is None else f"no rule with the name or the ban {rule!r}"
-    listed = ", ".join(sorted({key_name(key) for _, key in keys}))
+    listed = ", ".join(sorted({key_text(key) for _, key in keys}))
     return f"{which} counts by such an identity as {' '.join(words)}; the keys are {listed}"
 
 

@@ -14,7 +14,7 @@ from sluicegate.cli.output import Listing, as_json, console, plain, print_json
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import ConfigurationError, SluicegateWarning
 from sluicegate.quota import Quota
-from sluicegate.rules.key import KeySpec
+from sluicegate.replay.words import key_text
 from sluicegate.rules.rule import Rule
 from sluicegate.rules.tiers import Tiers
 from sluicegate.runtime.hidden import shown_url
@@ -136,16 +136,11 @@ def _rule(bound: Bound, limiting: Limiting, endpoint: Endpoint) -> dict[str, Any
     return {
         "name": rule.name,
         "quota": _quota(rule),
-        "key": key_name(limiting.gate.key_of(bound)),
+        "key": key_text(limiting.gate.key_of(bound)),
         "algorithm": "slots" if held else rule.algorithm or settings.algorithm,
         "on_store_failure": rule.on_store_failure or settings.on_store_failure,
         "options": _options(rule, own=endpoint.label),
     }
-
-
-def key_name(key: KeySpec) -> str:
-    """Return a key as text: several parts are joined by "+", and a function is its name."""
-    return " + ".join(map(key_name, key)) if isinstance(key, tuple) else key if isinstance(key, str) else label_of(key)
 
 
 def _quota(rule: Rule) -> str:

@@ -164,14 +164,6 @@ class Rates(NamedTuple):
     bins: tuple[tuple[int, int], ...]  # most requests in any such period (from), number of identities; rising
 
 
-class HeatMap(NamedTuple):
-    """Requests and refusals by hour of the day (UTC) and route."""
-
-    routes: tuple[str, ...]
-    requests: tuple[tuple[int, ...], ...]  # 24 for each route
-    refused: tuple[tuple[int, ...], ...]
-
-
 class Candidate(NamedTuple):
     """What one set of rules would have done."""
 
@@ -188,7 +180,6 @@ class Candidate(NamedTuple):
     closed_loop: ClosedLoop
     load: Load
     most_refused: tuple[Refused, ...]
-    heat: HeatMap
     curves: tuple[Curve, ...]
     curves_note: str  # why there is no curve; "" if there are all
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import count
@@ -15,6 +14,7 @@ from sluicegate.concurrency import Concurrency
 from sluicegate.errors import LogError, SettingsError, needs
 from sluicegate.plan import Terms
 from sluicegate.replay import result as results
+from sluicegate.replay import words
 from sluicegate.replay.candidates import Candidate, as_if_enforced, enforced
 from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import FORBIDDEN_RULE, Decider, Ready, mapped
@@ -25,7 +25,6 @@ from sluicegate.replay.partitions import Partitions, spool
 from sluicegate.replay.result import Result, Traffic
 from sluicegate.replay.routes import Routes
 from sluicegate.replay.tally import Common, Grid, Tally, line, quantile
-from sluicegate.replay.words import told_apart
 from sluicegate.replay.work import Work, applies_to, total
 from sluicegate.rules.rule import Rule
 
@@ -34,7 +33,6 @@ with needs("replay"):
 
 _WORST: Final = 5
 _SHOWN: Final = 30  # routes
-_HEAT: Final = 12  # routes of the heat map
 _TOO_MANY: Final = 429
 _SECOND: Final = MICROSECOND
 _TOLD: Final = ("name", "quota", "key", "algorithm", "methods", "path", "mode", "enforce_percent")
@@ -86,7 +84,7 @@ def replay(
     began = clock.now_us()
     if not candidates:
         raise SettingsError("candidates", candidates, problem="there is none", expected="give --rule or --rules")
-    names = told_apart([each.name for each in candidates], "{} ({})")
+    names = words.told_apart([each.name for each in candidates], "{} ({})")
     given = [each._replace(name=name) for each, name in zip(candidates, names, strict=True)]
     ready = [Ready(as_if_enforced(candidate)) for candidate in given]
     wanted = {"time", "method", "path", "status", "agent", "duration"}.union(*[each.wanted for each in ready])
@@ -146,7 +144,7 @@ def replay(
 
 def _keys(ready: Sequence[Ready]) -> tuple[str, ...]:
     """Return what to say if not all candidates count by the same key."""
-    keys = dict.fromkeys([key_text(each.gate.key_of(bound)) for each in ready for bound in each.bounds])
+    keys = dict.fromkeys([words.key_text(each.gate.key_of(bound)) for each in ready for bound in each.bounds])
     if len(keys) < 2 or len({each.key for each in ready}) < 2:
         return ()
     warning = (
@@ -172,7 +170,7 @@ def _rates(answers: Iterable[Answer]) -> tuple[results.Rates, ...]:
     """Return the identities of each key by the most requests in each period, from one answer of each group."""
     found = []
     for answer in answers:
-        key = key_text(answer.ready.key)
+        key = words.key_text(answer.ready.key)
         bins: dict[tuple[int, str], list[tuple[int, int]]] = {}
         for (period, to, peak), number in sorted(answer.shared.rates.items()):
             bins.setdefault((period, to), []).append((peak, number))
@@ -218,7 +216,7 @@ class Answer:
             identities=tally.identities,
             refused_identities=tally.refused_identities,
             blocked=tally.blocked / _SECOND,
-            routes=tuple([self._route(number) for number in self._most_refused_routes(_SHOWN)]),
+            routes=tuple([self._route(number) for number in self._most_refused_routes()]),
             worst=self._worst(),
             kinds=tuple(
                 [
@@ -229,7 +227,6 @@ class Answer:
             closed_loop=self._closed_loop(),
             load=self._load(),
             most_refused=tuple([each for _, each in tally.most]),
-            heat=self._heat(),
             curves=self._curves(scale) if scale else (),
             curves_note=scale.note if scale else "",
         )
@@ -297,22 +294,10 @@ class Answer:
             refused_identities=tally.route_identities[number],
         )
 
-    def _most_refused_routes(self, most: int) -> list[int]:
+    def _most_refused_routes(self) -> list[int]:
         """Return the numbers of the routes with the most refusals, then those with the most requests."""
         refused, asked = self.tally.routes, self.shared.routes
-        return sorted(asked, key=lambda number: (-refused[number], -asked[number], number))[:most]
-
-    def _heat(self) -> results.HeatMap:
-        shown = self._most_refused_routes(_HEAT)
-        return results.HeatMap(
-            routes=tuple([self.names[number] for number in shown]),
-            requests=tuple([self._by_hour(self.shared.hours, number) for number in shown]),
-            refused=tuple([self._by_hour(self.tally.hours, number) for number in shown]),
-        )
-
-    @staticmethod
-    def _by_hour(counted: Counter[tuple[int, int]], route: int) -> tuple[int, ...]:
-        return tuple([counted[route, hour] for hour in range(24)])
+        return sorted(asked, key=lambda number: (-refused[number], -asked[number], number))[:_SHOWN]
 
 
 def _rules(ready: Ready, tally: Tally, given: Candidate) -> tuple[results.RuleText, ...]:
@@ -324,7 +309,7 @@ def _rules(ready: Ready, tally: Tally, given: Candidate) -> tuple[results.RuleTe
                 results.RuleText(
                     name=terms.name,
                     quota=_quota(terms),
-                    key=key_text(ready.gate.key_of(bound)),
+                    key=words.key_text(ready.gate.key_of(bound)),
                     algorithm="slots" if terms.held else terms.algorithm,
                     applies_to=applies_to(bound),
                     refused=tally.rules[number],
@@ -353,14 +338,3 @@ def _options(rule: Rule) -> Iterator[tuple[str, int | str | None]]:
 
 def _quota(terms: Terms) -> str:
     return str(Concurrency(terms.quota.limit, terms.quota.period)) if terms.held else str(terms.quota)
-
-
-def key_text(key: object) -> str:
-    """Return a key as text; several parts are joined by "+"."""
-    if isinstance(key, tuple):
-        return " + ".join(map(key_text, key))
-    return (
-        str(key)
-        if isinstance(key, str) or hasattr(key, "columns")
-        else getattr(key, "__qualname__", type(key).__name__)
-    )

@@ -23,7 +23,6 @@ with needs("replay"):
 Counted = TypeVar("Counted")
 BUCKETS: Final = 360  # of the load, at most
 MOST_REFUSED: Final = 25  # identities that are listed
-_HOUR: Final = 3600 * MICROSECOND
 _WIDTHS: Final = (  # seconds of a bucket: the smallest of which BUCKETS suffice
     *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400),
     *(2 * 86_400, 7 * 86_400, 30 * 86_400, 365 * 86_400),
@@ -84,7 +83,6 @@ class Common:
 
     routes: Counter[int] = field(default_factory=Counter)
     buckets: Counter[int] = field(default_factory=Counter)
-    hours: Counter[tuple[int, int]] = field(default_factory=Counter)  # by route and hour
     busy: Counter[int] = field(default_factory=Counter)  # microseconds of work, by bucket
     timed: int = 0  # requests whose duration is known
     rates: Counter[tuple[int, str, int]] = field(default_factory=Counter)  # identities by period, requests and peak
@@ -111,7 +109,6 @@ class Tally:
     buckets: Counter[int] = field(default_factory=Counter)
     bucket_identities: Counter[int] = field(default_factory=Counter)
     busy: Counter[int] = field(default_factory=Counter)  # microseconds of work that was refused, by bucket
-    hours: Counter[tuple[int, int]] = field(default_factory=Counter)  # by route and hour
     most: Top = field(default_factory=Top)
     waits: Waits = field(default_factory=Waits)
     people_waits: Waits = field(default_factory=Waits)
@@ -120,8 +117,6 @@ class Tally:
 
 Name = Callable[[int], str]
 """What the report calls the identity with a number."""
-
-HOUR: Final = ((pl.col("time") // _HOUR) % 24).cast(pl.Int8).alias("hour")
 
 
 def readable(text: str) -> str:
@@ -159,12 +154,11 @@ def in_order(frame: pl.DataFrame, number: int) -> tuple[pl.DataFrame, pl.Series]
 
 def common(frame: pl.DataFrame, *, grid: Grid) -> Common:
     """Count the requests of some identities, all requests of each. The frame is sorted by identity and time."""
-    placed = frame.with_columns(grid.of, HOUR)
+    placed = frame.with_columns(grid.of)
     known = frame.filter(pl.col("identity").is_not_null())
     found = Common(
         routes=counts(placed, "route"),
         buckets=counts(placed, "bucket"),
-        hours=counts(placed, "route", "hour"),
         identities=known["identity"].n_unique(),
         route_identities=different(known, "route"),
     )
@@ -244,14 +238,11 @@ def tally(
     if refusals.height == 0:
         return found
     columns = ["row", "identity", "time", "route", *(["duration"] if "duration" in frame.columns else [])]
-    hits = (
-        frame.select(columns).join(refusals, on="row", how="inner", maintain_order="left").with_columns(grid.of, HOUR)
-    )
+    hits = frame.select(columns).join(refusals, on="row", how="inner", maintain_order="left").with_columns(grid.of)
     found.refused = hits.height
     found.rules, found.rule_identities = counts(hits, "rule"), different(hits, "rule")
     found.routes, found.route_identities = counts(hits, "route"), different(hits, "route")
     found.buckets, found.bucket_identities = counts(hits, "bucket"), different(hits, "bucket")
-    found.hours = counts(hits, "route", "hour")
     found.busy = _busy(hits)
     # Blocked from a refusal until its wait is over; the parts of one identity that overlap count once.
     known = pl.col("until").fill_null(pl.col("time"))

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from sluicegate.quota import Quota
+from sluicegate.runtime.awaiting import label_of
 
 if TYPE_CHECKING:
     from sluicegate.replay.result import Candidate, ClosedLoop, Load, Result, Traffic
@@ -115,6 +116,13 @@ def _verdict(found: Sequence[Candidate]) -> str:
 
 def _enumeration(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def key_text(key: object) -> str:
+    """Return a key as text: several parts are joined by "+", and a function is its name."""
+    if isinstance(key, tuple):
+        return " + ".join(map(key_text, key))
+    return str(key) if hasattr(key, "columns") else label_of(key)  # a key that only a log has
 
 
 def period(seconds: float) -> str:

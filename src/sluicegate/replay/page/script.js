@@ -3,7 +3,6 @@
 
 const { result, words } = JSON.parse(document.getElementById("data").textContent);
 const { traffic, candidates } = result;
-const HOURS = [...Array(24).keys()];
 const MINUTE = 60, HOUR = 3600, DAY = 86400;
 const STEPS = [MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY, 14 * DAY, 30 * DAY, 90 * DAY, 365 * DAY];
 const BESIDE = 5; // candidates in one table
@@ -413,39 +412,6 @@ function loads({ load }) {
       values("Work", ["From (UTC)", "Seconds of work without", "With"], () => load.busy_logged.map((_, at) => times(load, [load.busy_logged, load.busy_passed])(at)))) : null);
 }
 
-let radios = 0;
-
-function heatMap({ heat }) {
-  if (!heat.routes.length) return null;
-  const name = `heat${++radios}`;
-  const any = heat.refused.some((row) => largest(row) > 0);
-  let kind = any ? "refused" : "requests";
-  const frame = drawing("Requests by hour of the day and route", (frame, width) => {
-    const narrow = width < 620;
-    const left = narrow ? 0 : Math.min(240, width / 4), head = 20, row = narrow ? 46 : 30, tall = narrow ? 22 : 26;
-    const cell = (width - left) / 24;
-    const counts = heat[kind], most = largest(counts.flat()) || 1;
-    for (const hour of HOURS) if (hour % (narrow ? 6 : 3) === 0) frame.append(svg("text", { x: left + hour * cell, y: 12 }, `${String(hour).padStart(2, "0")}:00`));
-    heat.routes.forEach((route, at) => {
-      const y = head + at * row, down = narrow ? 18 : 0;
-      const label = svg("text", { x: narrow ? 0 : left - 12, y: y + (narrow ? 13 : 17), "text-anchor": narrow ? "start" : "end" }, shortenMiddle(route, narrow ? Math.floor(width / 8) : Math.floor(left / 8.2)));
-      label.append(svg("title", {}, shorten(route, 400)));
-      frame.append(label);
-      for (const hour of HOURS) {
-        const count = counts[at][hour];
-        const title = `${String(hour).padStart(2, "0")}:00: ${number(heat.requests[at][hour])} requests, ${number(heat.refused[at][hour])} refused`;
-        frame.append(svg("rect", { class: `cell ${count ? (kind === "refused" ? "refused" : "passed") : "soft"}`, x: left + hour * cell, y: y + down, width: cell, height: tall, rx: 3,
-          "fill-opacity": count ? (0.15 + 0.85 * Math.sqrt(count / most)).toFixed(2) : 0.18 }, svg("title", {}, title)));
-      }
-    });
-    return head + heat.routes.length * row;
-  });
-  const radio = (value, title) => html("label", {}, html("input", { type: "radio", name, value, checked: kind === value, change: () => { kind = value; frame.redraw(); } }), title);
-  return section("By hour and route", "The hours of the day in UTC, all days together. A darker cell has more.",
-    html("figure", {}, any ? html("fieldset", { class: "choice" }, html("legend", {}, "Show"), radio("refused", "refused"), radio("requests", "all requests")) : null, frame,
-      values("Hours and routes", ["Route", "Hour", "Requests", "Refused"], () => heat.routes.flatMap((route, at) => HOURS.filter((hour) => heat.requests[at][hour]).map((hour) => [logged(route), hour, heat.requests[at][hour], heat.refused[at][hour]])))));
-}
-
 function routes({ routes, refused }) {
   const found = routes.filter((each) => each.refused || !refused).sort((a, b) => b.refused - a.refused || b.requests - a.requests);
   if (!found.length) return null;
@@ -511,7 +477,7 @@ function page() {
   const chosen = html("div", { id: "chosen" });
   const choose = (at) => {
     const candidate = candidates[at], texts = words.candidates[at];
-    chosen.replaceChildren(...[texts.rollout ? html("p", { class: "lead" }, sentence(texts.rollout)) : null, rules(candidate), limits(candidate, texts), refusals(candidate), loads(candidate), heatMap(candidate), mostRefused(candidate), routes(candidate), clients(candidate, texts)].filter(Boolean));
+    chosen.replaceChildren(...[texts.rollout ? html("p", { class: "lead" }, sentence(texts.rollout)) : null, rules(candidate), limits(candidate, texts), refusals(candidate), loads(candidate), mostRefused(candidate), routes(candidate), clients(candidate, texts)].filter(Boolean));
   };
   if (candidates.length && traffic.requests) choose(0);
   const read = `${number(traffic.requests)} requests · ${number(traffic.identities)} identities` + (traffic.first === null ? "" : ` · ${moment(traffic.first)} to ${moment(traffic.last)} UTC`);
