@@ -15,8 +15,8 @@ from sluicegate.clock import Clock
 from sluicegate.stores import AsyncStore, Store, open_async_store, open_store
 from sluicegate.stores.wrappers import StoreOptions
 from tests.algorithms.model import ModelStore
+from tests.stores.own_exam import OwnExam
 from tests.stores.places import PATIENCE, PLACES, Place
-from tests.stores.shadow_laws import ShadowLaws
 
 Maker = Callable[[Clock | None], Store | AsyncStore]
 
@@ -46,7 +46,7 @@ def wrapped_async(request: pytest.FixtureRequest) -> Iterator[Place]:
 WRAPPED = [pytest.param(place, id=place.__name__) for place in (wrapped, wrapped_async)]
 
 
-class TestAgainstTheModel(ShadowLaws):
+class TestAgainstTheModel(OwnExam):
     place: ClassVar[Place]
 
     @pytest.fixture(autouse=True, scope="class", params=[*PLACES, *WRAPPED])

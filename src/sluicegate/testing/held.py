@@ -1,10 +1,11 @@
 """Part of StoreExam: concurrency limits. At most `limit` slots are in use, also after releases, long runs and crashes.
 
-The tests compare the store with a model that stores only when each slot was taken.
+A story compares the store with the memory store, as the other tests of StoreExam do.
 """
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import closing
@@ -19,6 +20,7 @@ from sluicegate.clock import MICROSECOND, Clock, ManualClock
 from sluicegate.concurrency import Concurrency
 from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.rules.terms import make_terms
+from sluicegate.stores.memory import MemoryStore
 from sluicegate.testing.driver import Driver
 from sluicegate.testing.scenarios import LATEST, LONGEST, MOMENTS, examples
 
@@ -58,29 +60,6 @@ STORIES: Final = st.builds(
 )
 
 
-class Model:
-    """When each slot was taken, the oldest first. A slot taken above the limit removes the oldest."""
-
-    def __init__(self, terms: Terms) -> None:
-        self.limit, self.lease_us, self.grain = terms.params
-        self.stamps: list[int] = []
-
-    def used(self, now: int) -> int:
-        self.stamps = [stamp for stamp in self.stamps if stamp + self.lease_us > now]
-        return len(self.stamps)
-
-    def take(self, now: int, units: int) -> None:
-        self.stamps = sorted([*self.stamps, *[self.stamp(now)] * units])[-self.limit :]
-
-    def release(self, at: int, units: int, *, now: int) -> None:
-        for _ in range(units if self.used(now) else 0):
-            if self.stamp(at) in self.stamps:
-                self.stamps.remove(self.stamp(at))
-
-    def stamp(self, at: int) -> int:
-        return -(-at // self.grain) * self.grain
-
-
 def at_once(limit: int, lease_us: int = 60 * MICROSECOND, *, scope: str = "exam") -> Terms:
     """Return the terms of a rule with this concurrency limit."""
     (terms,) = make_terms(scope, Concurrency(limit, Fraction(lease_us, MICROSECOND)), algorithm="gcra")
@@ -91,6 +70,7 @@ class HeldLaws(ABC):
     """Tests of rules with a concurrency limit."""
 
     examples: int
+    runner: asyncio.Runner
 
     @abstractmethod
     def drive(self, clock: Clock | None) -> Driver:
@@ -103,7 +83,7 @@ class HeldLaws(ABC):
             clock = ManualClock(0)
             clock.advance_us(story.start_us)
             with closing(self.drive(clock)) as driver:
-                _perform(story, driver, clock)
+                _perform(story, driver, Driver(MemoryStore(clock=clock), self.runner), clock=clock)
 
         examine()
 
@@ -143,39 +123,29 @@ class HeldLaws(ABC):
         assert [outcome.remaining for outcome in store.run(two._replace(charge=False))] == [1, 3]
 
 
-def _perform(story: Story, store: Driver, clock: ManualClock) -> None:
-    """Run the story on the store and on the model, and also count the running requests."""
-    terms = at_once(story.limit, story.lease_us)
-    model, begun, late = Model(terms), list[tuple[Plan, Outcomes]](), 0
+def _perform(story: Story, store: Driver, reference: Driver, *, clock: ManualClock) -> None:
+    """Run the story on both stores, and compare every outcome."""
+    terms, stores = at_once(story.limit, story.lease_us), (store, reference)
+    begun: list[tuple[Plan, list[Outcomes]]] = []
     for event in story.events:
         wait = max(0, int(event.wait * story.lease_us) + event.us)
         clock.advance_us(min(wait, LATEST - clock.now_us()))
-        now = clock.now_us()
+        plan, found = Plan((Check(terms, "somebody", 1 + event.number % min(3, story.limit)),)), list[Outcomes]()
         if event.kind == "take":
-            plan = Plan((Check(terms, "somebody", 1 + event.number % min(3, story.limit)),))
-            [(_, _, units)] = plan.checks
-            used = model.used(now)
-            outcomes = store.run(plan)
-            assert outcomes[0].allowed == (used + units <= story.limit)
-            if outcomes[0].allowed:
-                model.take(now, units)
-                begun.append((plan, outcomes))
-            assert outcomes[0].remaining == story.limit - model.used(now)
+            found = [each.run(plan) for each in stores]
+            begun += [(plan, found)] if found[1][0].allowed else []
         elif event.kind == "forget":
-            store.forget(terms.rule_id, "somebody")
-            model.stamps, begun, late = [], [], 0
+            for each in stores:
+                each.forget(terms.rule_id, "somebody")
+            begun = []
         elif begun:
-            plan, outcomes = begun.pop(event.number % len(begun))
-            model.release(outcomes[0].at, plan.checks[0].cost, now=now)
+            plan, taken = begun.pop(event.number % len(begun))
             if event.kind == "renew":
-                if outcomes[0].at + story.lease_us <= now:  # the lease has ended, but the request still runs
-                    late += plan.checks[0].cost
-                outcomes = store.renew(plan, outcomes)
-                assert outcomes[0].at == now
-                model.take(now, plan.checks[0].cost)
-                begun.append((plan, outcomes))
+                found = [each.renew(plan, outcomes) for each, outcomes in zip(stores, taken, strict=True)]
+                begun.append((plan, found))
             else:
-                store.refund(plan, outcomes)
-            assert store.run(plan._replace(charge=False))[0].limit == story.limit
-        alive = [plan.checks[0].cost for plan, (outcome,) in begun if outcome.at + story.lease_us > now]
-        assert sum(alive) <= story.limit + late
+                for each, outcomes in zip(stores, taken, strict=True):
+                    each.refund(plan, outcomes)
+        assert found[:1] == found[1:]
+        ours, theirs = [each.run(plan._replace(charge=False)) for each in stores]
+        assert ours == theirs

@@ -35,12 +35,6 @@ function shorten(text, longest = LONGEST) {
   return signs.length > longest ? `${signs.slice(0, longest - 1).join("")}…` : signs.join("");
 }
 
-/** The beginning and the end: routes of one application begin alike. */
-function shortenMiddle(text, longest) {
-  const signs = [...shown(text)], end = Math.ceil(0.6 * (longest - 1));
-  return signs.length > longest ? `${signs.slice(0, longest - 1 - end).join("")}…${signs.slice(-end).join("")}` : signs.join("");
-}
-
 const logged = (text, longest = LONGEST) =>
   html("bdi", { title: [...text].length > longest ? shown(text) : null }, shorten(text, longest));
 
