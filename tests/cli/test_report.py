@@ -53,7 +53,7 @@ def test_the_first_lines_say_which_candidate_refuses_whom(width: int) -> None:
 def test_a_share_says_of_what() -> None:
     """Issue 26: the headline is about all requests, a candidate about those that its rules apply to."""
     result = generated()
-    assert f" of all {result.traffic.requests:,} requests. " in headline(result)
+    assert f" of all {result.traffic.requests:,} requests." in headline(result)
     for each in result.candidates:
         assert f" of {each.decided:,} requests (" in answer(each)
         assert dict(facts(each))["Requests refused"].startswith(f"{each.refused:,} of {each.decided:,} (")

@@ -131,19 +131,14 @@ class Bar:
 
     def read(self, log: Log) -> None:
         read = log.read
-        elapsed = self._progress.tasks[0].elapsed or 0.0
-        rate = read.lines / elapsed if elapsed else 0.0
-        done = f"{read.lines:,} lines, {rate:,.0f} a second"
-        self._progress.update(self._task, total=read.total, completed=read.bytes, done=done)
+        self._progress.update(self._task, total=read.total, completed=read.bytes, done=f"{read.lines:,} lines")
 
     def decided(self, number: int, of: int) -> None:
         """Move to the partitions that are decided."""
         if self._decided is None:
             self._progress.stop_task(self._task)
             self._decided = self._progress.add_task("deciding", total=of, done="")
-        elapsed = self._progress.tasks[-1].elapsed or 0.0
-        rate = f", {number / elapsed:.1f} a second" if elapsed else ""
-        self._progress.update(self._decided, completed=number, done=f"{number} of {of} parts{rate}")
+        self._progress.update(self._decided, completed=number, done=f"{number} of {of} parts")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _LETTERS: Final = re.compile(r"(?:[A-Za-z]|[^\x00-\x7f])+")
 _DIGITS: Final = re.compile("[0-9]+")
-_NAMED: Final = 3  # candidates that are enumerated
 KINDS: Final = {
     "human": ("person", "people"),
     "shared": ("shared address", "shared addresses"),
@@ -100,18 +99,7 @@ def headline(result: Result) -> str:
     if not any(each.refused for each in found):
         return f"None of {len(found)} candidates refuses a request."
     some = shares[0] if shares[0] == shares[-1] else f"{shares[0]} to {shares[-1]}"
-    return (
-        f"{len(found)} candidates refuse {some} of all {count(result.traffic.requests, 'request')}. {_verdict(found)}"
-    )
-
-
-def _verdict(found: Sequence[Candidate]) -> str:
-    """Return which candidates refuse no people."""
-    fair = [printable(each.name) for each in found if not each.people]
-    if len(fair) in (0, len(found)):
-        return "None refuses people." if fair else "Each refuses people."
-    names = _enumeration(fair) if len(fair) <= _NAMED else f"{len(fair)} of them"
-    return f"{names} {'refuses' if len(fair) == 1 else 'refuse'} no people."
+    return f"{len(found)} candidates refuse {some} of all {count(result.traffic.requests, 'request')}."
 
 
 def _enumeration(names: list[str]) -> str:
