@@ -38,7 +38,7 @@ def decisions(frame: pl.DataFrame, candidate: Candidate) -> pl.DataFrame:
     whole = frame.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64()))
     if ready.plain:
         whole = whole.with_columns(ready.identify(frame).alias("identity"))
-        _, refusals = decided(ready, whole.sort("identity", maintain_order=True))
+        refusals = decided(ready, whole.sort("identity", maintain_order=True)).refusals
     else:
         refusals = Decider(ready).feed(whole).filter(pl.col("rule") != ALLOWED)
     names = pl.Series("rule", ready.names, dtype=pl.String())

@@ -254,13 +254,13 @@ def test_more_rules_than_a_number_has_bits() -> None:
     traffic = pl.DataFrame(asked, schema=["time", "address", "path", "identity"], orient="row").with_row_index("row")
     refused = [at for at in range(284) if at % 71 < 70 and at // 71 > at % 71 % 3]
     ready = Ready(candidate)
-    assert decided(ready, traffic)[1]["row"].to_list() == refused
+    assert decided(ready, traffic).refusals["row"].to_list() == refused
     kept, waiting = one_identity(ready), one_identity(ready)
     found, waits = list[int](), Waits()
     for half in (traffic[:142], traffic[142:]):
-        some, refusals = decided(ready, half, kept)
+        rest, _, refusals = decided(ready, half, kept)
         found += refusals["row"].to_list()
-        waits += waits_of(ready, some.rest, waiting)
+        waits += waits_of(ready, rest, waiting)
     assert found == refused
     assert (waits.delays.total(), waits.retries, waits.never) == (210, 72, 0)
 

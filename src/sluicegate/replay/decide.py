@@ -316,11 +316,12 @@ def one_identity(ready: Ready, other: Sequence[Terms] = ()) -> OneIdentity:
     return Steps(terms, ready.costs, ready.sets if ready.alone is None else ())
 
 
-class Suspected(NamedTuple):
-    """The requests of identities that might be refused, and all rows that a rule applied to."""
+class Decided(NamedTuple):
+    """What plain rules decide about a frame."""
 
-    rest: pl.DataFrame  # only the rows that a rule applies to
-    decided: pl.Series
+    rest: pl.DataFrame  # the rows of identities that might be refused, of those that a rule applies to
+    decided: pl.Series  # all rows that a rule applies to
+    refusals: pl.DataFrame
 
 
 def ruled(ready: Ready, frame: pl.DataFrame) -> pl.DataFrame:
@@ -343,18 +344,16 @@ def with_costs(ready: Ready, rows: pl.DataFrame, bound: Bound) -> pl.DataFrame:
     return rows.with_columns(costs.alias("cost"))
 
 
-def suspected(ready: Ready, frame: pl.DataFrame) -> Suspected:
-    """Find who might be refused in a frame that has all requests of its identities, sorted by identity, then by time.
-    Its columns are those of traffic, and `identity`, `row`. The candidate must have plain rules only.
+def suspected(ready: Ready, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of those who might be refused. The frame has all requests of its identities to which a rule
+    applies, sorted by identity, then by time.
     """
-    rows = ruled(ready, frame)
     found = []
     for number, (at, terms) in enumerate(zip(ready.owner, ready.terms, strict=True)):
         bound = ready.bounds[at]
         mine = rows if ready.alone is not None else rows.filter(ready.having(number))
         found.append(suspects(with_costs(ready, mine, bound), terms, bound.rule.cost))
-    might = pl.col("identity").is_in(pl.concat(found).unique().implode())
-    return Suspected(rows.filter(might), rows["row"])
+    return rows.filter(pl.col("identity").is_in(pl.concat(found).unique().implode()))
 
 
 def by_identity(ready: Ready, frame: pl.DataFrame) -> Iterator[tuple[int, list[int], list[int], list[int]]]:
@@ -366,25 +365,22 @@ def by_identity(ready: Ready, frame: pl.DataFrame) -> Iterator[tuple[int, list[i
         yield identity, rows, times, values[0] if values else [ready.cost or 0] * len(rows)
 
 
-def decided(ready: Ready, frame: pl.DataFrame, kept: OneIdentity | None = None) -> tuple[Suspected, pl.DataFrame]:
-    """Decide about a frame as `suspected` takes it. Return who might be refused, and the refusals. If the frame has a
-    piece of the requests of one identity, that one is `kept`, and it is suspected.
+def decided(ready: Ready, frame: pl.DataFrame, kept: OneIdentity | None = None) -> Decided:
+    """Decide about a frame that has all requests of its identities, sorted by identity, then by time. Its columns are
+    those of traffic, and `identity`, `row`. If it has a piece of the requests of one identity, that one is `kept`.
     """
-    some = suspected(ready, frame) if kept is None else Suspected(rows := ruled(ready, frame), rows["row"])
-    return some, _refusals(ready, some, kept)
-
-
-def _refusals(ready: Ready, found: Suspected, kept: OneIdentity | None) -> pl.DataFrame:
-    """Decide about the requests of those who might be refused, each for itself, or of the one `kept`."""
+    rows = ruled(ready, frame)
+    rest = suspected(ready, rows) if kept is None else rows
     refused: list[int] = []
     untils: list[int | None] = []
     rules: list[int] = []
-    for _, rows, times, values in by_identity(ready, found.rest):
+    for _, mine, times, values in by_identity(ready, rest):
         for at, after, until, rule in (kept or one_identity(ready)).refused(times, values):
-            refused += rows[at:after]
+            refused += mine[at:after]
             untils += [until] * (after - at)
             rules += [rule] * (after - at)
-    return pl.DataFrame({"row": refused, "until": untils, "rule": rules}, schema=REFUSALS)
+    refusals = pl.DataFrame({"row": refused, "until": untils, "rule": rules}, schema=REFUSALS)
+    return Decided(rest, rows["row"], refusals)
 
 
 def _narrowing(bound: Bound) -> list[str]:

@@ -128,7 +128,7 @@ class Survey:
         is_program = pl.col("identity").is_in(automated.implode())
         for piece in part.load().pieces():
             for number, rows in enumerate(self._rows(piece.frame)):
-                refused = [decided(one, rows, kept)[1] for one, kept in limits[number]]
+                refused = [decided(one, rows, kept).refusals for one, kept in limits[number]]
                 named = [each.select("row", limit=pl.lit(2**at, pl.Int64)) for at, each in enumerate(refused)]
                 if named:
                     hits = rows.select("row", "identity").join(pl.concat(named), on="row")

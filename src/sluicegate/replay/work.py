@@ -134,8 +134,7 @@ class _One:
         """
         ready, rest = self._ready, rows
         if ready.plain:
-            some, refusals = decided(ready, rows, self._kept)
-            rest, ruled = some.rest, some.decided
+            rest, ruled, refusals = decided(ready, rows, self._kept)
         else:
             refusals, ruled = in_order(rows, self._number)
         found = tally(rows, refusals, decided=ruled, kinds=who, grid=self._grid, name=name, until=self._until)
