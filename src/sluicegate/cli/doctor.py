@@ -18,9 +18,8 @@ from rich.table import Column, Table
 
 from sluicegate.algorithms import ALGORITHMS
 from sluicegate.cli.application import Limiting
-from sluicegate.cli.budgets import Budgets
 from sluicegate.cli.commands import load_app, option_app
-from sluicegate.cli.output import Listing, as_json, console, plain, print_json, scanning
+from sluicegate.cli.output import as_json, console, plain, print_json
 from sluicegate.clock import epoch_seconds, monotonic
 from sluicegate.errors import AlgorithmError, ConfigurationError, StoreError, cause_text
 from sluicegate.limiter import Limiter
@@ -33,9 +32,6 @@ from sluicegate.stores.wrappers import PREFIX
 PATIENCE: Final = 2.0  # seconds that one command may take: a doctor may be far from the server
 PINGS: Final = 50
 RUNS: Final = 10  # of each algorithm
-LOOKED_AT: Final = 20_000  # keys that a SCAN inspects, at most, on each server
-MEASURED: Final = 1_000  # keys of which the server measures the memory
-STEP: Final = 100  # keys in one step, between which the server serves other clients
 FULL: Final = 0.8  # of maxmemory
 SKEW: Final = 1.0  # seconds between two clocks
 OLDEST: Final = {"redis": (6, 2), "valkey": (7, 2)}
@@ -78,20 +74,11 @@ _FORGETS: Final = Finding(
 )
 
 
-class RuleMemory(NamedTuple):
-    """The memory of the budgets of one rule, estimated from a sample."""
-
-    rule: str  # as the keys name it, with its algorithm and period
-    keys: int
-    bytes_per_key: int
-
-
 class Patient(NamedTuple):
     """One server, with what was found."""
 
     address: str
     findings: tuple[Finding, ...]
-    rules: tuple[RuleMemory, ...] = ()
 
 
 class Examined(NamedTuple):
@@ -101,7 +88,6 @@ class Examined(NamedTuple):
     shown: str
     prefix: str
     deadline: float  # of the application
-    names: Mapping[str, str] = {}  # of the application's rules, by their ids
 
     @property
     def title(self) -> str:
@@ -156,7 +142,6 @@ def _stores(url: str | None, app: str | None, prefix: str) -> Iterator[Examined]
             shown=shown_url(store),
             prefix=own,
             deadline=min([each.settings.deadline for each in limiters]),
-            names={rule_id: known[0].names[0] for rule_id, known in Budgets(limiters, None).known.items()},
         )
 
 
@@ -189,7 +174,7 @@ class _Server:
 
     def examine(self) -> Patient:
         """Run all checks. If the server does not answer, the first one says so, and no other one runs."""
-        name, findings, rules = str(self._address), list[Finding](), tuple[RuleMemory, ...]()
+        findings = list[Finding]()
         try:
             self._ping()
             findings.append(self._of_info("server", "server", self._version))
@@ -200,11 +185,9 @@ class _Server:
             findings.append(self._of_info("persistence", "persistence", self._persistence))
             findings.append(self._clock())
             findings.append(self._permissions(findings))
-            with scanning(name) as advance, self._info.if_permitted():
-                rules = tuple(self._sampled(advance))
         except StoreError as error:
             findings.append(_failure("connection", error))
-        return Patient(name, tuple(findings), rules)
+        return Patient(str(self._address), tuple(findings))
 
     def _ask(self, words: list[str | int]) -> Any:
         """Send a command. Raises StoreError."""
@@ -304,31 +287,6 @@ class _Server:
         says = "the user may not call SCAN: bans, reset_all and the commands show and top cannot work"
         return Finding("permissions", "unknown", says, advice="add +scan to the user if you need them")
 
-    def _sampled(self, advance: Callable[[float], object]) -> Iterator[RuleMemory]:
-        """Yield the memory of each rule, from a sample of the keys."""
-        pattern = f"{_escaped(self._examined.prefix)}:{{*"
-        total, looked, cursor = max(1, int(self._ask(["DBSIZE"]))), 0, 0
-        counts, sizes, measured = dict[str, int](), dict[str, list[int]](), 0
-        while looked < LOOKED_AT:
-            cursor, keys = self._ask(["SCAN", cursor, "MATCH", pattern, "COUNT", STEP])
-            looked += STEP
-            for key in [each.decode() if isinstance(each, bytes) else str(each) for each in keys]:
-                rule = key.partition("}:")[2]
-                counts[rule] = counts.get(rule, 0) + 1
-                if measured < MEASURED and (size := self._ask(["MEMORY", "USAGE", key])) is not None:
-                    measured += 1
-                    sizes.setdefault(rule, []).append(int(size))
-            advance(min(1, looked / min(total, LOOKED_AT)))
-            cursor = int(cursor)
-            if not cursor:
-                break
-        part = min(1, looked / total) if cursor else 1
-        for rule, number in sorted(counts.items(), key=lambda pair: -pair[1]):
-            found = sizes.get(rule) or [0]
-            name = self._examined.names.get(rule, "") if rule.startswith("~") else ""  # its id is a digest
-            shown = f"{name}:{rule.partition(':')[2]}" if name else rule
-            yield RuleMemory(shown, round(number / part), round(sum(found) / len(found)))
-
 
 def _scripts(examined: Examined, fits: Callable[[str], bool] = bool) -> Finding:
     """Run every algorithm for a client of its own. `fits` says whether a server has the keys of an identity."""
@@ -375,17 +333,11 @@ def _failure(about: str, error: StoreError | ConfigurationError) -> Finding:
     return _bad(about, str(error))
 
 
-def _escaped(text: str) -> str:
-    """Return a text as a pattern of SCAN that matches only this text."""
-    return "".join([f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in text])
-
-
 def _as_json(examined: Examined, patients: Sequence[Patient]) -> dict[str, object]:
     servers = [
         {
             "address": patient.address,
             "findings": [finding._asdict() for finding in patient.findings],
-            "rules": [rule._asdict() for rule in patient.rules],
         }
         for patient in patients
     ]
@@ -404,13 +356,3 @@ def _print(out: Console, examined: Examined, patients: Sequence[Patient]) -> Non
             if advice:
                 grid.add_row("", "", plain(f"→ {advice}", color))
         out.print(grid)
-        if patient.rules:
-            out.print(_memory_of(patient.rules))
-
-
-def _memory_of(rules: Sequence[RuleMemory]) -> Listing:
-    found = Listing("Keys of rule", "Keys", "Bytes each", "MB", right=("Keys", "Bytes each", "MB"))
-    for rule, keys, size in rules:
-        figures = (f"{keys:,}", f"{size:,}", f"{keys * size / MB:.1f}")
-        found.add_row(plain(rule), *figures)
-    return found
