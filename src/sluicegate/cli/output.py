@@ -131,7 +131,7 @@ class Listing:
             for column, cell in zip(self._columns[1:], cells, strict=False):
                 name = column or next(reversed(lines))
                 lines[name] = lines[name] + "  " + cell if name in lines else cell
-            block = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
+            block = Table.grid(Column(overflow="fold"), Column(overflow="fold"), padding=(0, 2, 0, 0))
             for name, cell in lines.items():
                 if cell.plain.strip():
                     block.add_row(plain(f"  {name}"), cell)

@@ -11,7 +11,6 @@ from itertools import pairwise
 from math import ceil
 from typing import Final
 
-from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
@@ -63,24 +62,11 @@ class Report:
             yield self._indented(f"Not read: {file}:{line}: {example}", "dim")
 
     def _side_by_side(self, candidates: Sequence[Candidate]) -> Iterator[RenderableType]:
-        """Yield tables with a column for each candidate, as many in one table as fit."""
-        titles = [name for name, _ in words.facts(candidates[0])]
-        columns = [[each.name, *[value for _, value in words.facts(each)]] for each in candidates]
-        first = max(map(len, titles))
+        names, facts = [each.name for each in candidates], [words.facts(each) for each in candidates]
+        rows = [[title, *[each[at][1] for each in facts]] for at, (title, _) in enumerate(facts[0])]
         yield self._title("Side by side")
-        left = columns
-        while left:
-            fit = 1
-            while fit < len(left) and first + sum(map(self._wide, left[: fit + 1])) <= self._width:
-                fit += 1
-            rows = [[title, *[column[i + 1] for column in left[:fit]]] for i, title in enumerate(titles)]
-            names = [column[0] for column in left[:fit]]
-            yield from self._table(["", *names], rows, right=names)
-            left = left[fit:]
+        yield from self._table(["", *names], rows, right=names)
         yield self._indented(words.FACTS, "dim")
-
-    def _wide(self, column: Sequence[str]) -> int:
-        return _GAP + max([cell_len(each) for each in column])
 
     def _candidate(self, found: Candidate) -> Iterator[RenderableType]:
         yield self._title(found.name)
