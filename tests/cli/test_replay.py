@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from sluicegate import Settings
 from sluicegate.cli.commands import sluicegate
-from sluicegate.errors import ConfigurationError
 
 LINE = '203.0.113.{} - - [23/Nov/2026:14:00:{:02} +0000] "{} {} HTTP/1.1" 200 12 "-" "-"\n'
 
@@ -83,17 +81,6 @@ def test_a_rule_in_shadow_is_replayed_as_if_enforced(
     said = f"Replayed as if enforced for everybody: {note}."
     assert (said in report) == (note is not None)
     assert (said in (tmp_path / "report.html").read_text("utf-8")) == (note is not None)
-
-
-@pytest.mark.parametrize("key", ['"path:1"', '["ip", "path:1"]', '"field:request_method"'])
-def test_a_file_has_the_keys_of_a_log(log: str, tmp_path: Path, key: str) -> None:
-    path = in_file(tmp_path, RULE.replace('"ip"', key))
-    (found,) = json.loads(run(log, "--rules", path, "--json").stdout)["candidates"]
-    by = key.strip('"') if key[0] == '"' else "ip,path:1"
-    (same,) = json.loads(run(log, "--rule", f"login: 5/minute by {by}", "--json").stdout)["candidates"]
-    assert {**found, "name": "login"} == same
-    with pytest.raises(ConfigurationError, match="key"):
-        Settings.from_toml(path)
 
 
 def test_the_report_is_also_a_page(log: str, tmp_path: Path) -> None:

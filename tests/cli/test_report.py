@@ -14,8 +14,7 @@ from rich.console import Console
 
 from docs.pages import DOCS
 from sluicegate.cli.report import show
-from sluicegate.replay.document import as_json
-from sluicegate.replay.result import Result
+from sluicegate.replay.result import Result, as_json
 from sluicegate.replay.words import answer, facts, headline
 from tests.replay.results import crowded, empty, generated, hostile, nothing_refused
 

@@ -15,7 +15,7 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager
 from typing import Final
 
-from sluicegate.errors import SluicegateError, needs
+from sluicegate.errors import needs
 from sluicegate.stores import open_store
 
 with needs("cli"):
@@ -35,7 +35,6 @@ HOST: Final = "127.0.0.1"
 PATIENCE: Final = 5.0  # seconds for the store: a laptop may be busy
 SHOWN: Final = ("RateLimit", "Retry-After")
 VISITS: Final = (*["alice"] * 7, *["bob"] * 2, "alice")
-EXPECTED: Final = [200] * 5 + [429] * 2 + [200] * 2 + [429]
 
 
 @limit("5/minute")
@@ -55,9 +54,8 @@ def demo(store: str, port: int, *, once: bool) -> None:
         tried.forget("demo", "nobody")  # a store that does not work raises here
     with serving(make_app(store), port) as bound:
         console.print("A user may reply 5 times a minute. Two users try:\n")
-        statuses = [_visit(console, bound, user) for user in VISITS]
-        if statuses != EXPECTED:
-            raise SluicegateError(f"the demo got the statuses {statuses}; expected {EXPECTED}")
+        for user in VISITS:
+            _visit(console, bound, user)
         console.print("\nA refused request costs nothing. A request after Retry-After passes.")
         if not once:
             _stay_up(console, bound)
@@ -94,7 +92,7 @@ def serving(app: Starlette, port: int) -> Generator[int]:
         listener.close()
 
 
-def _visit(console: Console, port: int, user: str) -> int:
+def _visit(console: Console, port: int, user: str) -> None:
     """Send one request of one user, and print the response's status and limit fields."""
     connection = http.client.HTTPConnection(HOST, port, timeout=10)
     connection.request("POST", "/reply", headers={"X-User": user})
@@ -105,7 +103,6 @@ def _visit(console: Console, port: int, user: str) -> int:
     color = "green" if response.status == 200 else "red"
     console.print(f"  {user:<8} POST /reply  [{color}]{response.status}[/]  ", end="")
     console.print(fields, markup=False)
-    return response.status
 
 
 def _stay_up(console: Console, port: int) -> None:

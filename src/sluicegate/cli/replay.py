@@ -55,7 +55,7 @@ def replay(
     sluicegate replay access.log --rule "login: 5/minute by ip on POST /login"
     """
     from sluicegate.cli import report  # here: the help needs no extra
-    from sluicegate.replay import document, run
+    from sluicegate.replay import result, run
     from sluicegate.replay.page import html
 
     candidates = _candidates(rules, files, together=together, proxies=trusted(options))
@@ -63,7 +63,7 @@ def replay(
         raise click.UsageError('no candidate; give --rule "5/minute by ip", or --rules limits.toml')
     log, common = open_log(options)
     with progress() as bar:
-        result = run.replay(
+        found = run.replay(
             log,
             candidates,
             **common,
@@ -71,16 +71,16 @@ def replay(
             progress=bar.read,
             deciding=bar.decided,
         )
-    some(result.traffic.requests, log)
+    some(found.traffic.requests, log)
     if page is not None:
         try:
-            page.write_text(html(result), "utf-8")
+            page.write_text(html(found), "utf-8")
         except OSError as error:
             raise Failure(f"--html {page}: {error.strerror}; give a file that can be written") from error
     if as_json:
-        click.echo(document.as_json(result), nl=False)
+        click.echo(result.as_json(found), nl=False)
     else:
-        report.show(result, console())
+        report.show(found, console())
 
 
 def _candidates(rules: tuple[str, ...], files: tuple[str, ...], *, together: bool, proxies: Options) -> list[Candidate]:

@@ -75,7 +75,7 @@ def suggest(
     sluicegate suggest access.log
     sluicegate suggest access.log --by user --group "/api/*" --share 0.5%
     """
-    from sluicegate.replay import document, paste  # here: the help needs no extra
+    from sluicegate.replay import paste, result  # here: the help needs no extra
     from sluicegate.replay.suggest import suggest
 
     log, common = open_log(options)
@@ -93,7 +93,7 @@ def suggest(
     some(found.requests + found.uncounted, log)
     pastable = any(each.quota is not None for each in found.suggestions)
     if as_json:
-        click.echo(document.as_json(found), nl=False)
+        click.echo(result.as_json(found), nl=False)
     elif not pastable and (as_toml or framework is not None):
         raise Nothing("\n".join([f"no rule for {each.requests_to}: {each.verdict}" for each in found.suggestions]))
     elif as_toml:

@@ -14,11 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from sluicegate.errors import RuleError, SettingsError
+from sluicegate.errors import RuleError
 from sluicegate.replay.caller import FieldCost, LogKey, StatusIn
 from sluicegate.replay.traffic import COLUMNS, FIELD
 from sluicegate.rules.rule import METHODS, Rule
-from sluicegate.web.settings import Settings, read_table
+from sluicegate.web.settings import Settings
 
 FORM: Final = "[NAME:] QUOTA [by KEY] [on [METHOD] PATH] [with ALGORITHM] [cost FIELD[/UNIT]] [when STATUS]"
 Options = dict[str, Any]
@@ -38,12 +38,8 @@ class Candidate(NamedTuple):
 
 
 def from_file(path: str | Path, **options: Any) -> Candidate:
-    """Read the rules of a TOML file, which may have the keys of a log too. The options replace settings of the file."""
-    found = read_table(path, "sluicegate")
-    if isinstance(found, SettingsError):
-        raise found
-    settings = Settings.from_mapping(_with_log_keys(found), source=f"{path} [sluicegate]")
-    return Candidate(Path(path).stem, replace(settings, **options) if options else settings)
+    """Read the rules of a TOML file. The options replace settings of the file."""
+    return Candidate(Path(path).stem, replace(Settings.from_toml(path), **options))
 
 
 def log_key(given: Any) -> Any:
@@ -52,21 +48,6 @@ def log_key(given: Any) -> Any:
     if kind == "path" and name.isascii() and name.isdecimal() and 0 < int(name[:4]) <= 100:
         return LogKey(kind, str(int(name)))
     return LogKey(kind, name) if kind == "field" and name else given
-
-
-def _with_log_keys(options: Any) -> Any:
-    """Return what a file says, with the keys of a log in the place of their texts. Other values are not looked at."""
-    if isinstance(options, list):
-        return [_with_log_keys(each) for each in options]
-    if not isinstance(options, dict):
-        return options
-    found = {**options}
-    for name, value in options.items():
-        if name.lower() == "key":
-            found[name] = [*map(log_key, value)] if isinstance(value, list) else log_key(value)
-        elif name.lower() == "rules":
-            found[name] = _with_log_keys(value)
-    return found
 
 
 def rules_of(settings: Settings) -> list[Rule]:

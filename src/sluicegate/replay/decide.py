@@ -435,5 +435,5 @@ def _check(settings: Settings) -> None:
     for key in (settings.key, *[rule.key for rule in rules]):
         for part in key if isinstance(key, tuple) else (key,):
             if isinstance(part, str) and part.startswith("path:"):
-                problem, expected = "a log has no named parts of a path", 'write the number of the part, as "path:2"'
+                problem, expected = "a log has no named parts of a path", 'give --rule with its number, as "by path:2"'
                 raise RuleError("key", part, problem=problem, expected=expected)

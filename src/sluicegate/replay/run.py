@@ -69,8 +69,8 @@ def replay(
     until: int | None = None,
     curves: bool = True,
     processes: int = 1,
-    progress: Callable[[Log], object] | None = None,
-    deciding: Callable[[int, int], object] | None = None,
+    progress: Callable[[Log], object] = lambda _: None,
+    deciding: Callable[[int, int], object] = lambda *_: None,
     clock: Clock | None = None,
 ) -> Result:
     """Run the traffic of a log through each candidate, and say what each would have done.
@@ -99,14 +99,14 @@ def replay(
             )
             for group in groups:
                 group.add(numbered)
-            if progress is not None:
-                progress(log)
+            progress(log)
         read = log.read
         _check_durations(read, ready)
         grid = Grid.over(hints.first, hints.last)
         answers: dict[str, Answer] = {}
         parts = [group.partitions.all() for group in groups]
-        step = _steps(sum(map(len, parts)), deciding)
+        of, done = sum(map(len, parts)), count()
+        deciding(next(done), of)
         for group, mine in zip(groups, parts, strict=True):
             work = Work(
                 candidates=tuple([each.candidate for each in group.members]),
@@ -115,7 +115,7 @@ def replay(
                 curves=curves,
                 show=show_identities,
             )
-            shared, tallies = total(work, mine, processes, step=step)
+            shared, tallies = total(work, mine, processes, step=lambda: deciding(next(done), of))
             for each, tally in zip(group.members, tallies, strict=True):
                 answers[each.name] = Answer(each, tally, shared, work=work, names=routes.names)
     traffic = Traffic(
@@ -152,18 +152,6 @@ def _keys(ready: Sequence[Ready]) -> tuple[str, ...]:
         "Without a key, --rule counts by ip, and a file by user, as an application does."
     )
     return (warning,)
-
-
-def _steps(of: int, deciding: Callable[[int, int], object] | None) -> Callable[[], None]:
-    """Return the function that counts a partition as done, and begin with none."""
-    done = count()
-
-    def step() -> None:
-        if deciding is not None:
-            deciding(next(done), of)
-
-    step()
-    return step
 
 
 def _rates(answers: Iterable[Answer]) -> tuple[results.Rates, ...]:

@@ -158,7 +158,7 @@ def suggest(
     show_identities: bool = False,
     processes: int = 1,
     progress: Callable[[], object] = lambda: None,
-    counting: Callable[[int, int], object] | None = None,
+    counting: Callable[[int, int], object] = lambda *_: None,
 ) -> Suggestions:
     """Suggest limits for groups of requests: those of the patterns, as "/api/*" or "POST /login", or those that are
     found. Identities are shown as digests.
@@ -190,8 +190,7 @@ def suggest(
             """Call a function with each part."""
             for done, found in enumerate(each(function, parts, *arguments), 1):
                 yield found
-                if counting is not None:
-                    counting(done, len(parts))
+                counting(done, len(parts))
 
         read = log.read
         said = [each.removesuffix(".") for each in hints.found(log.fields)] + what_was_read(read)

@@ -14,8 +14,7 @@ from typing import Final
 
 from sluicegate.errors import needs
 from sluicegate.replay import paste, words
-from sluicegate.replay.document import plain_values
-from sluicegate.replay.result import Candidate, Result
+from sluicegate.replay.result import Candidate, Result, plain_values
 
 with needs("replay"):
     import orjson
