@@ -70,7 +70,7 @@ def replay(
     curves: bool = True,
     processes: int = 1,
     progress: Callable[[Log], object] = lambda _: None,
-    deciding: Callable[[int, int], object] = lambda *_: None,
+    deciding: Callable[[int, int], object] = lambda _done, _of: None,
     clock: Clock | None = None,
 ) -> Result:
     """Run the traffic of a log through each candidate, and say what each would have done.

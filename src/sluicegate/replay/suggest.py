@@ -158,7 +158,7 @@ def suggest(
     show_identities: bool = False,
     processes: int = 1,
     progress: Callable[[], object] = lambda: None,
-    counting: Callable[[int, int], object] = lambda *_: None,
+    counting: Callable[[int, int], object] = lambda _done, _of: None,
 ) -> Suggestions:
     """Suggest limits for groups of requests: those of the patterns, as "/api/*" or "POST /login", or those that are
     found. Identities are shown as digests.
