@@ -41,7 +41,6 @@ _CHUNK: Final = 16384  # bytes that are read from a socket at once
 _USUAL: Final = 400  # bytes of the first read: Python allocates so few without `malloc`, and most replies are shorter
 BUSY: Final = 0.001  # seconds: a connection that was used more recently is not checked before it is used again
 _CLOSED: Final = (ConnectionResetError, BrokenPipeError, RedisConnectionError, ssl.SSLEOFError)
-NOT_SENT: Final = object()  # instead of a reply: the command has not left, so it may be sent over another connection
 
 
 class Connection:
@@ -239,25 +238,28 @@ class _Pool:
             if self._idle:  # this thread may have been woken for it, and then interrupted
                 self._wake()
 
-    def ask(self, command: Fields, looks: float, connection: Connection | None = None) -> object:
-        """Send a command over this connection, or an idle one, and put the connection back. Return the reply or a
-        NoReplyError; NOT_SENT if no connection is idle, or if the server has closed the connection: then there is data
-        to read that belongs to no command.
-        """
-        if connection is None:
+    def send(self, step: Send, looks: float) -> object:
+        """Send a command over an idle connection, and put the connection back. Return the reply or a NoReplyError."""
+        while True:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                return NOT_SENT
-        now = monotonic()
-        try:
-            if now - connection.used >= BUSY and connection.is_readable():  # the server has closed it
-                self.discard(connection)
-                return NOT_SENT
-            reply = connection.exchange(command, looks)
-            connection.used = now
-        except BaseException as error:  # noqa: BLE001  # `_lost` raises it again
-            return self._lost(connection, error, began=now)
+                connection = None
+            if connection is None:
+                try:
+                    connection = self.wait(step, looks)
+                except NoReplyError as error:
+                    return error
+            now = monotonic()
+            try:
+                if now - connection.used >= BUSY and connection.is_readable():
+                    self.discard(connection)  # the server has closed it: the data to read belongs to no command
+                    continue
+                reply = connection.exchange(step[1], looks)
+                connection.used = now
+            except BaseException as error:  # noqa: BLE001  # `_lost` raises it again
+                return self._lost(connection, error, began=now)
+            break
         self._idle.append(connection)  # before `_waiting` is read: a thread that begins to wait later finds it
         if self._waiting:
             self._progress += 1
@@ -390,18 +392,11 @@ class Connections(Driver):
 
     def send(self, step: Send, looks: float) -> object:
         """Send a command. Return the reply, or a NoReplyError."""
-        pool = self.pools.get(step.address)
+        pool = self.pools.get(step[0])
         if pool is None:
             pool = _Pool(self._servers, step.address, self.patience, closed=self._closed)
             pool = self.pools.setdefault(step.address, pool)
-        reply = pool.ask(step.command, looks)
-        while reply is NOT_SENT:
-            try:
-                connection = pool.wait(step, looks)
-            except NoReplyError as error:
-                return error
-            reply = pool.ask(step.command, looks, connection)
-        return reply
+        return pool.send(step, looks)
 
     def retire(self, address: Address) -> None:
         """Close the connections to an address: the idle ones now, the others after their reply."""
