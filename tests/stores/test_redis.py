@@ -147,9 +147,10 @@ class Overheard:
 
 
 MANY = """
-local run, start, admitted = loadstring(ARGV[#ARGV]), tonumber(ARGV[6]), 0
+local run, clock, admitted = loadstring(ARGV[#ARGV]), #ARGV - 1, 0
+local start = tonumber(ARGV[clock])
 for hit = 0, 9999 do
-  ARGV[6] = string.format('%.0f', start + hit * 599)
+  ARGV[clock] = string.format('%.0f', start + hit * 599)
   local used = string.match(run(), '^%d+ %d+ %d+ (%d*)')
   if used == '' or used + 0 < ARGV[2] + 0 then admitted = admitted + 1 end
 end

@@ -36,7 +36,7 @@ with needs("redis"):
     from sluicegate.stores.redis.operations import Operations
     from sluicegate.stores.redis.scan import KeyPage, Position, send_to
     from sluicegate.stores.redis.server_info import warn_of_eviction
-    from sluicegate.stores.redis.steps import MALFORMED, Address
+    from sluicegate.stores.redis.steps import Address
     from sluicegate.stores.redis.topology import Cluster, Sentinel, Topology, topology
     from sluicegate.stores.redis.url import Host, servers
     from sluicegate.stores.redis.user_clients import (
@@ -166,8 +166,8 @@ class RedisStore(_RedisStore, RunsPlans):
         error reply, no reply, a server that is not known, or checks on several servers.
         """
         connections, operations = self._connections, self._operations
-        first, make, looks = operations.first_step(terms, mode), decoder(terms, mode), connections.patience.looks
-        send = connections.send
+        first, make = operations.first_step(terms, mode), decoder(terms, mode, operations.decode)
+        send, looks = connections.send, connections.patience.looks
 
         def run(checks: Checks, network: Network = None) -> Outcomes:
             step = first(checks)
@@ -175,10 +175,7 @@ class RedisStore(_RedisStore, RunsPlans):
             if step is None or isinstance(reply, Exception):
                 outcomes = connections.drive(operations.run(plan_of(checks, mode), step, reply))
             else:
-                try:  # the same as `decode` of the operations, by the reader that was made for these terms
-                    outcomes = make(checks, reply)
-                except MALFORMED as error:
-                    raise operations.malformed(checks) from error
+                outcomes = make(checks, reply)
             if self._memory_unknown:
                 self._read_memory()
             return outcomes
@@ -259,21 +256,18 @@ class AsyncRedisStore(_RedisStore, AsyncRunsPlans):
 
     def compile(self, terms: tuple[Terms, ...], mode: Mode) -> AsyncRun:
         connections, operations = self._connections, self._operations
-        first, make, looks = operations.first_step(terms, mode), decoder(terms, mode), connections.patience.looks
-        send = connections.send
+        first, make = operations.first_step(terms, mode), decoder(terms, mode, operations.decode)
+        send, looks = connections.send, connections.patience.looks
 
         async def run(checks: Checks, network: Network = None) -> Outcomes:
             step = first(checks)
             reply = None if step is None else await send(step, looks)
-            if step is None or isinstance(reply, Exception):
+            if type(reply) is Outcome:  # read already, as a part of a batch
+                outcomes: Outcomes = (reply,)
+            elif step is None or isinstance(reply, Exception):
                 outcomes = await connections.drive(operations.run(plan_of(checks, mode), step, reply))
-            elif type(reply) is Outcome:  # read already, as a part of a batch
-                outcomes = (reply,)
             else:
-                try:  # the same as `decode` of the operations, by the reader that was made for these terms
-                    outcomes = make(checks, reply)
-                except MALFORMED as error:
-                    raise operations.malformed(checks) from error
+                outcomes = make(checks, reply)
             if self._memory_unknown:
                 await self._read_memory()
             return outcomes

@@ -114,20 +114,18 @@ class Shape(NamedTuple):
     head: bytes
     script: Script
     rules: tuple[PackedRule, ...]
-    hits: Shape | None  # for several ordinary checks that are all charged or none
-    usual: bytes = b""  # of `hits` at cost 1, without a clock: the command, to format with the digests and the tag
-    arguments: bytes = b""  # of `hits`: the algorithms and the parameters of all checks
 
 
 class HitShape(NamedTuple):
-    """The constant words of the plans of one check of a rule, which is charged if it is allowed."""
+    """The constant words of the plans of ordinary checks of the same rules, which are all charged or none."""
 
-    usual: bytes  # at cost 1 and without a clock: the whole command, to format with the digest and the tag
+    head: bytes
     script: Script
-    many: Script | None  # None if such plans cannot be in a batch
-    rule: PackedRule
-    params: bytes
-    read: Reader
+    rules: tuple[PackedRule, ...]
+    params: bytes  # of all checks
+    usual: bytes  # at cost 1 and without a clock: the whole command, to format with the digests and the tag
+    many: Script | None  # of a single check that can be in a batch
+    read: Reader  # of the first check
 
 
 AnyCommand = Command | SingleCheck
@@ -137,7 +135,7 @@ Fields = tuple[Any, Any, Any, int]
 
 def batch(shape: HitShape, digests: Sequence[bytes], tag: int) -> Batch:
     """Return a batch of single checks of one shape, which must have a script for many plans."""
-    rule, many, count = shape.rule, cast(Script, shape.many), len(digests)
+    (rule,), many, count = shape.rules, cast(Script, shape.many), len(digests)
     keys = (rule.after + rule.before).join(digests)
     head = b"*%d\r\n%s%s" % (3 + count + 1 + shape.params.count(b"$"), many.start, bulk(count))
     tail = b"$6\r\n%d\r\n%s" % (tag, shape.params)

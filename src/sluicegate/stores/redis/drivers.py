@@ -43,7 +43,7 @@ class _Driver(ABC):
         reply: object = None
         try:
             while True:
-                step = steps.throw(reply) if isinstance(reply, NoReplyError) else steps.send(reply)
+                step = steps.send(reply)
                 reply, begun = None, now()
                 if isinstance(step, Reconnect):
                     self.retire(step.address)

@@ -52,11 +52,12 @@ MOST: Final = 6  # checks of a plan for which hit.lua may be used: a function in
 _TAGS: Final = range(100_000, 1_000_000)  # all have six digits: their length is a constant part of the frame
 _TWO: Final = {"fixed-window", "sliding-window", "sliding-log"}  # whose blocks read two parameters
 _LITERAL: Final = str.maketrans({sign: f"\\{sign}" for sign in "*?[]^-\\"})
-_NONE: Final[Outcomes] = ()
 _SHORT: Final = 99  # bytes: the numbers of a reply that is longer may be too long for Python's own arithmetic
 _ONE: Final = bulk(1)
-_PLAIN: Final = bulk(0)  # how a check counts: neither a shadow rule nor one that counts refusals, nor a ban
 
+
+Decode = Callable[[Checks, Any], Outcomes]
+"""Makes one outcome for each check from a script's reply."""
 
 packed_digest: Final = lru_cache(maxsize=4096)(digest_bytes)
 """The digest of an identity as bytes. Cached, because most identities come again."""
@@ -78,21 +79,20 @@ class Encoder:
             read_us(clock)  # raises for a clock that cannot work
         self._split = split
         self._hitting = not decoded
-        self._batches = batches and clock is None
-        self._hits: dict[Terms, HitShape] = {}
-        self._shapes: dict[tuple[Terms, ...], Shape] = {}
-        self._refunds: dict[tuple[Terms, ...], Shape] = {}
+        self._batches = batches and clock is None and not split
+        self._hits: dict[tuple[Terms, ...], HitShape] = {}
+        self._shapes: dict[tuple[str, tuple[Terms, ...]], Shape] = {}
         self._tags = chain.from_iterable(repeat(_TAGS))
 
     def compile(self, terms: tuple[Terms, ...], mode: Mode) -> Callable[[Checks], AnyCommand]:
         """Return what makes the command that decides checks of these terms. It chooses the script."""
-        if mode == "charge" and self._hitting:
-            if len(terms) == 1 and not terms[0].count_denied and terms[0].algorithm != BAN:
-                return partial(self._hit, self._shape_of(terms[0]))
-            shape = self._shape("run", terms, self._shapes)
-            if shape.hits is not None:
-                return partial(self._several, shape.hits)
-        return partial(self._general, self._shape("run", terms, self._shapes), _MODES[mode])
+        if mode == "charge" and self._hitting and _are_ordinary(terms):
+            shape = self._hits.get(terms)
+            if shape is None:
+                _make_room(self._hits)
+                shape = self._hits[terms] = self._pack_hit(terms)
+            return partial(self._hit if self.clock is None else self._hit_at_cost, shape)
+        return partial(self._general, self._shape("run", terms), _MODES[mode])
 
     def run(self, plan: Plan, *, refused: bool = False) -> AnyCommand:
         """Return the command that runs a plan. `refused`: another server has refused another part of it, so it charges
@@ -100,7 +100,7 @@ class Encoder:
         """
         terms = terms_of(plan.checks)
         if refused:
-            return self._general(self._shape("run", terms, self._shapes), _REFUSED, plan.checks)
+            return self._general(self._shape("run", terms), _REFUSED, plan.checks)
         return self.compile(terms, mode_of(plan))(plan.checks)
 
     def _general(self, shape: Shape, mode: bytes, checks: Checks) -> Command:
@@ -116,44 +116,29 @@ class Encoder:
                 parts += (rule.algorithm, counted, bulk(cost), rule.params)
         return Command(b"".join(parts), tag, shape.script)
 
-    def _shape_of(self, terms: Terms) -> HitShape:
-        shape = self._hits.get(terms)
-        if shape is None:
-            _make_room(self._hits)
-            shape = self._hits[terms] = self._pack_hit(terms)
-        return shape
-
     def _hit(self, shape: HitShape, checks: Checks) -> AnyCommand:
-        """Return the command that charges one check if it is allowed."""
-        terms, identity, cost = checks[0]
-        if cost == 1 and self.clock is None:
-            packed, tag = packed_digest(identity), next(self._tags)
-            if self._batches:
-                return new(SingleCheck, (shape, packed, tag, 1))
-            return new(Command, (shape.usual % (packed, tag), tag, shape.script, 1))
-        rule, tag, clock = shape.rule, next(self._tags), self.clock
-        key = b"%s%s%s%s" % (_ONE, rule.before, packed_digest(identity), rule.after)
-        words: list[str | int] = [tag, *terms.params, *[""] * (PARAMS - len(terms.params)), cost]
-        if clock is not None:
-            words.append(read_us(clock))
-        start = b"*%d\r\n%s%s" % (4 + len(words), shape.script.start, key)
-        return Command(start + b"".join(map(bulk, words)), tag, shape.script)
-
-    def _several(self, shape: Shape, checks: Checks) -> Command:
-        """Return the command that charges several ordinary checks if all are allowed."""
+        """Return the command that charges ordinary checks if all are allowed: nearly always each at cost 1."""
+        digests: tuple[bytes, ...] = ()
+        for _, identity, cost in checks:
+            if cost != 1:
+                return self._hit_at_cost(shape, checks)
+            digests += (packed_digest(identity),)
         tag = next(self._tags)
-        if self.clock is None and all([check[2] == 1 for check in checks]):
-            frame = shape.usual % (*[packed_digest(check[1]) for check in checks], tag)
-            return new(Command, (frame, tag, shape.script, 1))
-        parts = _start_of_frame(shape, checks)
-        parts += (bulk(tag), shape.arguments, *[bulk(check.cost) for check in checks])
+        if shape.many is not None:
+            return new(SingleCheck, (shape, digests[0], tag, 1))
+        return new(Command, (shape.usual % (*digests, tag), tag, shape.script, 1))
+
+    def _hit_at_cost(self, shape: HitShape, checks: Checks) -> Command:
+        """Return the same command with the cost of each check and, in tests, the time."""
+        tag, parts = next(self._tags), _start_of_frame(shape, checks)
+        parts += (bulk(tag), shape.params, *[bulk(check.cost) for check in checks])
         if self.clock is not None:
             parts.append(bulk(read_us(self.clock)))
         return Command(b"".join(parts), tag, shape.script)
 
     def refund(self, plan: Plan, outcomes: Sequence[Outcome], mode: bytes = REFUND) -> Command:
         """Return the command that refunds these checks, or renews them."""
-        shape = self._shape("refund", terms_of(plan.checks), self._refunds)
+        shape = self._shape("refund", terms_of(plan.checks))
         tag, parts = next(self._tags), _start_of_frame(shape, plan.checks)
         parts.append(self._first_arguments(mode, tag))
         for check, outcome, rule in zip(plan.checks, outcomes, shape.rules, strict=True):
@@ -187,11 +172,11 @@ class Encoder:
         now = SERVER_TIME if self.clock is None else bulk(read_us(self.clock))
         return b"%s$1\r\n%s\r\n$6\r\n%d\r\n" % (now, mode, tag)
 
-    def _shape(self, script: str, terms: tuple[Terms, ...], known: dict[tuple[Terms, ...], Shape]) -> Shape:
-        shape = known.get(terms)
+    def _shape(self, script: str, terms: tuple[Terms, ...]) -> Shape:
+        shape = self._shapes.get((script, terms))
         if shape is None:
-            _make_room(known)
-            shape = known[terms] = self._pack(script, terms)
+            _make_room(self._shapes)
+            shape = self._shapes[script, terms] = self._pack(script, terms)
         return shape
 
     def _pack(self, name: str, terms: tuple[Terms, ...]) -> Shape:
@@ -201,33 +186,24 @@ class Encoder:
         groups = [(each.group, terms[:at].count(each)) for at, each in enumerate(terms)]
         rules = tuple([self._rule(each, groups.index(group)) for each, group in zip(terms, groups, strict=True)])
         # Three words of the command, three for all checks, and a key and six words for each check.
-        head = b"*%d\r\n%s%s" % (6 + 7 * count, packed.start, number)
-        # A plan should not name one budget twice. If it does, run.lua charges it twice.
-        different = len({each.rule_id for each in terms}) == count
-        ordinary = different and all([rule.counted == _PLAIN for rule in rules])
-        if name != "run" or not 1 < count <= MOST or not ordinary:
-            return Shape(head, packed, rules, hits=None)
-        packed_hits = _script("hit", tuple(algorithms))
-        arguments = b"".join([_packed(each.params, _params_read(each.algorithm)) for each in terms])
-        # Three words of the command, the keys, a tag, and the parameters of each check.
-        words = 4 + count + arguments.count(b"$")
-        usual = _usual(b"*%d\r\n%s%s" % (words, packed_hits.start, number), rules, arguments)
-        # Any others have a cost for each check, too, and perhaps a time.
-        head_of_hits = b"*%d\r\n%s%s" % (words + count + (self.clock is not None), packed_hits.start, number)
-        hits = Shape(head_of_hits, packed_hits, rules, hits=None, usual=usual, arguments=arguments)
-        return Shape(head, packed, rules, hits=hits)
+        return Shape(b"*%d\r\n%s%s" % (6 + 7 * count, packed.start, number), packed, rules)
 
-    def _pack_hit(self, terms: Terms) -> HitShape:
-        algorithm, rule = (terms.algorithm,), self._rule(terms)
-        packed, count = _script("hit", algorithm), _params_read(terms.algorithm)
-        params = _packed(terms.params, count)
+    def _pack_hit(self, terms: tuple[Terms, ...]) -> HitShape:
+        algorithms, count = tuple([each.algorithm for each in terms]), len(terms)
+        packed, rules = _script("hit", algorithms), tuple([self._rule(each) for each in terms])
+        params = b"".join([_packed(each.params, _params_read(each.algorithm)) for each in terms])
+        # Three words of the command, the keys, a tag, and the parameters of each check.
+        words, number = 4 + count + params.count(b"$"), packed.start + bulk(count)
+        keys = [rule.before.replace(b"%", b"%%") + b"%s" + rule.after.replace(b"%", b"%%") for rule in rules]
         return HitShape(
-            usual=_usual(b"*%d\r\n%s%s" % (5 + count, packed.start, _ONE), (rule,), params),
+            # At any cost there is a cost for each check, too, and perhaps a time.
+            head=b"*%d\r\n%s" % (words + count + (self.clock is not None), number),
             script=packed,
-            many=None if self._split else _script("many", algorithm),
-            rule=rule,
+            rules=rules,
             params=params,
-            read=reader_of(terms),
+            usual=b"*%d\r\n%s%s$6\r\n%%d\r\n%s" % (words, number, b"".join(keys), params),
+            many=_script("many", algorithms) if self._batches and count == 1 else None,
+            read=reader_of(terms[0]),
         )
 
     def _rule(self, terms: Terms, group: int = 0) -> PackedRule:
@@ -255,10 +231,12 @@ def _script(name: str, algorithms: frozenset[str] | tuple[str, ...]) -> Script:
     return Script(bulk("EVALSHA") + bulk(checksum), bulk("EVAL") + bulk(text))
 
 
-def _usual(start: bytes, rules: tuple[PackedRule, ...], arguments: bytes) -> bytes:
-    """Return a command of a script, with places for the digest of each key and for the tag."""
-    keys = [rule.before.replace(b"%", b"%%") + b"%s" + rule.after.replace(b"%", b"%%") for rule in rules]
-    return start + b"".join(keys) + b"$6\r\n%d\r\n" + arguments
+def _are_ordinary(terms: tuple[Terms, ...]) -> bool:
+    """True if hit.lua can decide these checks: all are charged or none, each has its own budget, and they are few."""
+    alone = len(terms) == 1  # in shadow it is charged if it is allowed, as another one
+    plain = [not each.count_denied and each.algorithm != BAN and (alone or not each.shadow) for each in terms]
+    # A plan should not name one budget twice. If it does, run.lua charges it twice.
+    return all(plain) and 0 < len({each.rule_id for each in terms}) == len(terms) <= MOST
 
 
 def _params_read(algorithm: str) -> int:
@@ -281,7 +259,7 @@ def _packed_strikers(checks: Checks, ban: Check) -> bytes:
     return bulk("".join(["01"[strikes] for strikes in strikers(checks, ban)]))
 
 
-def _start_of_frame(shape: Shape, checks: Checks) -> list[bytes]:
+def _start_of_frame(shape: Shape | HitShape, checks: Checks) -> list[bytes]:
     """Return the start of a frame: the script and the keys."""
     parts = [shape.head]
     for check, rule in zip(checks, shape.rules, strict=True):
@@ -326,29 +304,24 @@ def decode_time(reply: Any) -> int:
     return int(now)
 
 
-@lru_cache(maxsize=4096)
-def decoder(terms: tuple[Terms, ...], mode: Mode) -> Callable[[Checks, Any], Outcomes]:
-    """Return a function that does the same as `decode` for checks of these terms. If all of them were charged, which is
-    nearly always, it takes a third of the time.
+def decoder(terms: tuple[Terms, ...], mode: Mode, decode: Decode) -> Decode:
+    """Return a function that does the same as `decode` for checks of these terms. If there is one check and it was
+    charged, which is nearly always, it takes a third of the time.
     """
-    count, readers = len(terms), [reader_of(each) for each in terms]
-    most = _SHORT * min(count, 3)  # three times as many digits are still a float
+    if mode != "charge" or len(terms) != 1:
+        return decode
+    read = reader_of(terms[0])
 
     def decode_charged(checks: Checks, reply: Any) -> Outcomes:
+        cost = checks[0][2]
         try:
             _, seconds, microseconds, kept = reply.split(b" ", 3)
-            now = int(seconds) * MICROSECOND + int(microseconds)
-            outcomes = _NONE
-            for read, text, (_, _, cost) in zip(readers, _texts(kept, count), checks):  # noqa: B905  # half the time
-                outcome = read(text, now, cost) if cost else None
-                if outcome is None:
-                    return decode(checks, reply)
-                outcomes += (outcome,)
+            outcome = read(kept, int(seconds) * MICROSECOND + int(microseconds), cost)
         except MALFORMED:  # also for a reply that is no text; `decode` raises it
             return decode(checks, reply)
-        return outcomes if len(reply) <= most else decode(checks, reply)
+        return (outcome,) if outcome and cost and len(reply) <= _SHORT else decode(checks, reply)
 
-    return decode_charged if mode == "charge" else decode
+    return decode_charged
 
 
 def reader_of(terms: Terms) -> Reader:
@@ -590,8 +563,7 @@ def _hits(text: str, algorithms: Collection[str], known: Mapping[str, _Algorithm
     numbered = list(enumerate(algorithms, 1))
     texts, words = [f"text{number}" for number, _ in numbered], [f"cost{number}" for number, _ in numbered]
     for number, name in reversed(numbered):
-        count = PARAMS if alone else _params_read(name)  # the cost of a single check is the word after all of them
-        a, b, *c = [f"{word}{number}" for word in "abc"[:count]]
+        a, b, *c = [f"{word}{number}" for word in "abc"[: _params_read(name)]]
         each = check.replace("NUMBER", str(number)).replace("PARAMETERS", ", ".join([f"{a} + 0", f"{b} + 0", *c]))
         each = known[name].block(each, result="return HEAD .. " if alone else f"text{number} = ")
         code, words = each.replace("--@NEXT", code), [a, b, *c, *words]

@@ -25,7 +25,6 @@ from sluicegate.stores.redis.steps import (
     MALFORMED,
     NO_SENSE,
     Address,
-    Attempt,
     NoReplyError,
     Pause,
     Reconnect,
@@ -70,15 +69,15 @@ class Operations:
         """Decide a plan: charge all its enforced checks or none, and what `count_denied`, `forced` and shadow groups
         add. `first` was sent already and got `reply`.
         """
-        checks, attempt = plan.checks, None if first is None else Attempt(first, reply)
+        checks = plan.checks
         if not checks:
             return ()
-        if self._topology.split and attempt is None and len(checks) > 1:
+        if self._topology.split and first is None and len(checks) > 1:
             groups = _groups(checks)
             if len(groups) > 1:
                 return (yield from self._across(plan, groups))
-        command = self._encoder.run(plan) if attempt is None else attempt.step.command
-        reply = yield from self._send(checks, command, attempt)
+        command = self._encoder.run(plan) if first is None else first.command
+        reply = yield from self._send(checks, command, first, reply)
         if isinstance(reply, Exception):
             return (yield from self._across(plan, _alone(checks, range(len(checks)))))
         return self.decode(checks, reply)
@@ -90,9 +89,9 @@ class Operations:
         try:
             return decode(checks, reply)
         except MALFORMED as error:
-            raise self.malformed(checks) from error
+            raise self._malformed(checks) from error
 
-    def malformed(self, checks: Checks) -> StoreError:
+    def _malformed(self, checks: Checks) -> StoreError:
         """Return the error for a reply without sense."""
         server = self._topology.known(slot_of(checks[0].identity) if self._topology.split else 0)
         return StoreError("" if server is None else str(server), NO_SENSE, concerns="plan")
@@ -125,7 +124,7 @@ class Operations:
                 try:
                     now = decode_time(reply)
                 except MALFORMED as error:
-                    raise self.malformed(part) from error
+                    raise self._malformed(part) from error
                 for check in part:
                     at[check] = now
         return at
@@ -197,17 +196,20 @@ class Operations:
                     stands = in_shadow(outcome, passed=outcomes[i].retry_after == 0)
                     outcomes[i] = stands if plan.checks[i].terms.shadow else outcome._replace(allowed=True)
 
-    def _send(self, checks: tuple[Check, ...], command: AnyCommand, attempt: Attempt | None = None) -> Steps[Any]:
+    def _send(
+        self, checks: tuple[Check, ...], command: AnyCommand, first: Send | None = None, reply: Any = None
+    ) -> Steps[Any]:
         """Return the reply to a command for keys of one slot: the reply TRYAGAIN if each check may be sent alone."""
         slot = slot_of(checks[0].identity) if self._topology.split else 0
         # A ban counts the refusals of the other checks in the same run of the script.
         alone = len(checks) > 1 and checks[-1].terms.algorithm != BAN
-        return self._send_to_slot(slot, command, attempt, alone=alone)
+        return self._send_to_slot(slot, command, first, reply, alone=alone)
 
     def _send_to_slot(
-        self, slot: int, command: AnyCommand, attempt: Attempt | None = None, *, alone: bool = False
+        self, slot: int, command: AnyCommand, step: Send | None = None, reply: Any = None, *, alone: bool = False
     ) -> Steps[Any]:
-        """Return the reply to a command, from the server that has the slot. Follows redirections.
+        """Return the reply to a command, from the server that has the slot. Follows redirections. `step` was sent
+        already and got `reply`.
 
         If `alone`, TRYAGAIN is a reply too: the keys of the command are on two nodes, but each key is on one.
         """
@@ -215,19 +217,20 @@ class Operations:
         failed: dict[Address, Exception] = {}  # what the servers answered that cannot run the command
         pause, moves = 0.0, 0
         brings: Command | None = None  # the same command with its script
-        if attempt is None and self.unknown:
+        if step is None and self.unknown:
             command = self._informed(command)
         tries = 0
         while tries < _TRIES:
             if pause and not (yield Pause(pause)):
                 break
             tries, pause = tries + 1, 0.0
-            if attempt is None:
+            if step is None:
                 address = elsewhere if elsewhere is not None else (yield from self._topology.find(slot))
                 if isinstance(failed.get(address), NoReplyError):
                     break  # a new look-up has found no other server
-                attempt = yield from _try(Send(address, command.asking() if elsewhere is not None else command))
-            address, reply, attempt = attempt.step.address, attempt.reply, None
+                step = Send(address, command.asking() if elsewhere is not None else command)
+                reply = yield step
+            address, step = step.address, None
             if not isinstance(reply, Exception):
                 self._topology.answered(address)
                 return reply
@@ -279,13 +282,6 @@ class Operations:
 
 def _no_step(checks: Checks) -> None:
     """Return None: these checks may need several steps."""
-
-
-def _try(step: Send) -> Steps[Attempt]:
-    try:
-        return Attempt(step, (yield step))
-    except NoReplyError as error:
-        return Attempt(step, error)
 
 
 def _groups(checks: Sequence[Check]) -> list[tuple[int, ...]]:

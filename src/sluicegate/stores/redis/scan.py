@@ -18,7 +18,7 @@ from sluicegate.stores.redis.commands import Command, pack
 from sluicegate.stores.redis.encoding import Encoder
 from sluicegate.stores.redis.failures import store_error
 from sluicegate.stores.redis.server_info import if_permitted
-from sluicegate.stores.redis.steps import Address, NoReplyError, Send, Steps
+from sluicegate.stores.redis.steps import Address, Send, Steps
 from sluicegate.stores.redis.topology import Topology
 
 _BUDGET: Final = re.compile(r":\{([\w-]{22})\}:(.+)", re.ASCII | re.DOTALL)  # as `Encoder.key` makes it
@@ -154,13 +154,10 @@ def _end_of_ban(address: Address, key: str) -> Steps[int]:
 
 def send_to(address: Address, words: list[str | bytes | int]) -> Steps[Any]:
     """Return the reply of this server; None if the key has moved to another server."""
-    try:
-        reply = yield Send(address, Command(pack(*words)))
-    except NoReplyError as error:
-        raise store_error(str(address), error) from error
+    reply = yield Send(address, Command(pack(*words)))
     if not isinstance(reply, Exception):
         return reply
-    if str(reply).startswith(("MOVED", "ASK")):
+    if str(reply).partition(" ")[0] in {"MOVED", "ASK"}:
         return None
     raise store_error(str(address), reply)
 

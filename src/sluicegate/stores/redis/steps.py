@@ -45,13 +45,6 @@ class Send(NamedTuple):
     sentinel: bool = False  # whether the server is a Sentinel, which may need another password
 
 
-class Attempt(NamedTuple):
-    """A step that was taken already, and its reply, error reply or NoReplyError."""
-
-    step: Send
-    reply: Any
-
-
 class Pause(NamedTuple):
     """A step that waits until a server has finished its work. The driver sends True if patience is left."""
 
@@ -65,7 +58,7 @@ class Reconnect(NamedTuple):
 
 
 Steps = Generator[Send | Pause | Reconnect, Any, T]
-"""Steps of one operation. It is sent each reply, which may be an error reply. A NoReplyError is thrown in."""
+"""Steps of one operation. It is sent each reply, which may be an error reply or a NoReplyError."""
 
 
 Concerns = Literal["plan", "connection", "server"]
@@ -73,7 +66,7 @@ Concerns = Literal["plan", "connection", "server"]
 
 
 class NoReplyError(Exception):
-    """A command got no reply. If it was `sent`, the server may have run it all the same.
+    """The value in place of a reply: a command got none. If it was `sent`, the server may have run it all the same.
 
     The error concerns the server, or only this plan or its connection: the server answers others.
     """

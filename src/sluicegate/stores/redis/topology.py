@@ -95,11 +95,7 @@ class Sentinel(Topology):
         answers: list[str] = []
         unknown = False  # whether a Sentinel has replied that it does not know the service
         for seed, part in _parts(self._seeds):
-            try:
-                reply = yield Send(seed, self._command, part, sentinel=True)
-            except NoReplyError as error:
-                answers.append(f"{seed}: {said(error)}")
-                continue
+            reply = yield Send(seed, self._command, part, sentinel=True)
             if isinstance(reply, list):
                 try:
                     host, port = reply
@@ -204,13 +200,9 @@ class Cluster(Topology):
         answers: list[str] = []
         nodes = sorted(dict.fromkeys([*self._nodes, *self._seeds]), key=self._suspects.__contains__)
         for address, part in _parts(nodes):
-            try:
-                reply = yield Send(address, _MAP, part)
-            except NoReplyError as error:
-                answers.append(f"{address}: {said(error)}")
-                if error.concerns == "server":
-                    self._suspects.add(address)
-                continue
+            reply = yield Send(address, _MAP, part)
+            if isinstance(reply, NoReplyError) and reply.concerns == "server":
+                self._suspects.add(address)
             if self._loaded_at > asked:  # another request has, and reading 16,384 slots again would take its time
                 break
             if isinstance(reply, list) and reply:
