@@ -67,16 +67,25 @@ class _Waiting(NamedTuple):
 class AsyncConnection(asyncio.Protocol):
     """One connection of one event loop, from its opening to its end. Replies come in the order of the commands.
 
-    It takes commands while it opens: they wait. `at_end` is called when it is closed.
+    It takes commands while it opens: they wait. It is in `used` as long as it takes commands, and in `kept` until it is
+    closed.
     """
 
     def __init__(
-        self, servers: Servers, step: Send, patience: Patience, *, at_end: Callable[[AsyncConnection], object]
+        self,
+        servers: Servers,
+        step: Send,
+        patience: Patience,
+        *,
+        used: dict[Address, AsyncConnection],
+        kept: set[AsyncConnection],
     ) -> None:
         self._servers = servers
         self._patience = patience
         self.address, self._sentinel = step.address, step.sentinel
-        self._at_end = at_end
+        self._used, self._kept = used, kept
+        used[self.address] = self
+        kept.add(self)
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader()
         self._waiting: deque[_Waiting] = deque()
@@ -94,43 +103,28 @@ class AsyncConnection(asyncio.Protocol):
         self._answered = False  # whether a command has its reply; it did not run if the script is unknown
         self._retired = self._closed = False
 
-    def is_usable(self) -> bool:
-        """True if it takes commands. An idle connection is checked here, because the loop may not have read it yet.
+    def send(self, command: Fields, looks: float, answer: _Answer | None = None) -> _Answer | None:
+        """Return a future of the reply, or of a NoReplyError; None if the server has closed the connection.
 
-        Data that arrives without a command means that the server closes the connection, or belongs to TLS. In the
-        second case the only cost is a new connection.
+        A single check joins the batch of its rule that leaves in this turn of the loop.
         """
-        idle = self._transport is not None and not self._waiting and not self.unsent
-        if idle and self._loop.time() - self._heard > BUSY and self._watch():
-            self.fail(ConnectionError("the server closed the connection"))
-        return not self._closed and not self._retired
-
-    def join(self, shape: HitShape, digest: bytes, answer: _Answer | None = None) -> _Answer | None:
-        """Add a single check to the batch of its rule that leaves in this turn of the loop. Return None without one."""
-        group = self.unsent.get(id(shape))
-        if group is None:
-            return None
-        if answer is None:
-            answer = self._loop.create_future()
-        group[1].append(digest)  # by numbers, which cost less than names
-        answers = group[2]
-        answers.append(answer)
-        if len(answers) >= _FEW and (len(answers) >= _MANY or not self._waiting):
-            self._flush()
-        return answer
-
-    def send(self, command: Fields, looks: float, answer: _Answer | None = None) -> _Answer:
-        """Return a future of the reply, or of a NoReplyError."""
         shape, digest, _, _ = command  # of a single check; else nothing may join
-        group = self.unsent.get(id(shape))
-        if group is not None and group.looks <= looks:
-            return cast(_Answer, self.join(shape, digest, answer))
-        if answer is None:
-            answer = self._loop.create_future()
         unsent, is_open = self.unsent, self._transport is not None
+        group = unsent.get(id(shape))
+        if answer is None:
+            if not unsent and is_open and not self._waiting and self._is_lost():
+                return None
+            answer = self._loop.create_future()
+        if group is not None and group[4] <= looks:  # by numbers, which cost less than names
+            group[1].append(digest)
+            answers = group[2]
+            answers.append(answer)
+            if len(answers) >= _FEW and (len(answers) >= _MANY or not self._waiting):
+                self._flush()
+            return answer
         if is_open and not unsent:
             self._loop.call_soon(self._flush)
-        key = id(shape) if is_open and type(shape) is HitShape and shape.many is not None else id(answer)
+        key = id(shape) if is_open and type(shape) is HitShape else id(answer)
         group = new(_Waiting, (command, [digest], [answer], self._looks, looks, None, False))
         unsent[key if key not in unsent else id(answer)] = group
         if not is_open:
@@ -140,10 +134,26 @@ class AsyncConnection(asyncio.Protocol):
             self._flush()
         return answer
 
+    def _is_lost(self) -> bool:
+        """Check an idle connection, because the loop may not have read it yet. Close it if there is data.
+
+        Data that arrives without a command means that the server closes the connection, or belongs to TLS. In the
+        second case the only cost is a new connection.
+        """
+        lost = self._loop.time() - self._heard > BUSY and bool(self._watch())
+        if lost:
+            self.fail(ConnectionError("the server closed the connection"))
+        return lost
+
     def retire(self) -> None:
-        """Close the connection when all waiting commands have their reply."""
-        self._retired = True
+        """Take no further command, and close the connection when all waiting commands have their reply."""
+        self._leave()
         self._close_if_done()
+
+    def _leave(self) -> None:
+        self._retired = True
+        if self._used.get(self.address) is self:
+            del self._used[self.address]
 
     def fail(self, error: BaseException, *, concerns: Concerns = "server") -> None:
         """Close the connection and fail all waiting commands with this error."""
@@ -157,7 +167,8 @@ class AsyncConnection(asyncio.Protocol):
     def forget(self) -> None:
         """Close the connection without a result for its callers: the loop may be closed already."""
         self._closed = True
-        self._at_end(self)
+        self._leave()
+        self._kept.discard(self)
         transport, self._transport = self._transport, None
         if self._loop.is_closed():
             _close_socket(transport)
@@ -333,7 +344,7 @@ class AsyncConnection(asyncio.Protocol):
             self._answer(overdue, TimeoutError("no connection within the deadline"), sent=False)
         elif overdue:
             error = TimeoutError("no answer within the deadline")
-            self._retired = True
+            self._leave()
             self._answer(overdue, error, sent=True)
             unsent, self.unsent = self.unsent, {}
             self._answer(unsent.values(), error, sent=False)
@@ -393,7 +404,7 @@ class _LoopConnections:
     """The connections of one event loop: to each address the one in use, and those that are being left."""
 
     def __init__(self) -> None:
-        self.used: dict[Address | None, AsyncConnection] = {}
+        self.used: dict[Address, AsyncConnection] = {}
         self.open: set[AsyncConnection] = set()
         self.closed = False  # whether `close` was called on this loop
         self._end: AsyncGenerator[None] | None = None
@@ -403,13 +414,10 @@ class _LoopConnections:
         if self._end is None:
             self._end = _at_end_of_loop(self.open)
             _run(self._end.__anext__())
-        connection = self.used[step.address] = AsyncConnection(servers, step, patience, at_end=self.open.discard)
-        self.open.add(connection)
-        return connection
+        return AsyncConnection(servers, step, patience, used=self.used, kept=self.open)
 
     def close(self) -> None:
         """Close all connections."""
-        self.used.clear()
         end, self._end = self._end, None
         if end is not None:
             _run(end.aclose())
@@ -460,13 +468,15 @@ class AsyncConnections(AsyncDriver):
 
     def send(self, step: Send, looks: float) -> Awaitable[object]:
         """Send a command. Return the reply, or a NoReplyError."""
-        here = self._of_this_loop()
-        connection = here.used.get(step.address)
-        if connection is None or not connection.is_usable():
-            connection = here.connect(self._servers, step, self.patience)
-        answer = connection.send(step.command, looks)
+        here = self.loops.get(asyncio.get_running_loop()) or self._of_this_loop()
+        connection = here.used.get(step[0])
+        answer = None if connection is None else connection.send(step[1], looks)
+        if answer is not None:
+            return answer
+        connection = here.connect(self._servers, step, self.patience)
+        answer = cast(_Answer, connection.send(step.command, looks))  # one that opens takes every command
         if here.closed:  # a slot is released after `close`, which is not called again
-            self.retire(step.address)
+            connection.retire()
             return _and_a_turn(answer)
         return answer
 
@@ -480,7 +490,7 @@ class AsyncConnections(AsyncDriver):
 
     def retire(self, address: Address) -> None:
         """Let the next caller open another connection. This one closes when its waiting commands have their reply."""
-        connection = self._of_this_loop().used.pop(address, None)
+        connection = self._of_this_loop().used.get(address)
         if connection is not None:
             connection.retire()
 
