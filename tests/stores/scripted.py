@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import hiredis
 
-from sluicegate.plan import Check, Plan
+from sluicegate.plan import Check
 from sluicegate.stores.redis.async_connections import AsyncConnections
 from sluicegate.stores.redis.commands import AnyCommand, Command, SingleCheck, pack
 from sluicegate.stores.redis.encoding import Encoder
@@ -195,6 +195,6 @@ def command(number: int) -> Command:
 def check(number: int) -> SingleCheck:
     """The command of one plan, which goes in a batch with others."""
     for _ in range(2):  # the second time the rule is known
-        made = ENCODER.run(Plan((Check(TERMS, str(number), 1),)))
+        made = ENCODER.compile((TERMS,), "charge")((Check(TERMS, str(number), 1),))
     assert isinstance(made, SingleCheck)
     return made

@@ -16,9 +16,9 @@ import redis
 
 from sluicegate import StoreError
 from sluicegate.plan import Check, Outcome, Plan, Terms
-from sluicegate.stores import open_async_store, open_store
+from sluicegate.stores import mode_of, open_async_store, open_store
 from sluicegate.stores.redis.async_connections import AsyncConnection
-from sluicegate.stores.redis.commands import Batch, SingleCheck, batch, split_reply
+from sluicegate.stores.redis.commands import Command, SingleCheck, batch, split_reply
 from sluicegate.stores.redis.encoding import Encoder
 from sluicegate.testing.store import NAMES, terms
 from tests.servers import Server
@@ -178,36 +178,37 @@ def test_which_plans_can_be_in_a_batch(
     encoder = Encoder(prefix="p", clock=None, split=split, batches=True)
     rule = terms("gcra", "10/day")._replace(count_denied=count_denied)
     plan = Plan((Check(rule, "x", cost),), charge)
-    command = [encoder.run(plan) for _ in range(2)][1]  # the second time the rule is known
-    assert (isinstance(command, SingleCheck) and command.shape.many is not None) is go_together
+    make = [encoder.compile((rule,), mode_of(plan)) for _ in range(2)][1]  # the second time the rule is known
+    assert isinstance(make(plan.checks), SingleCheck) is go_together
 
 
 def test_the_frame_of_a_batch_and_its_reply() -> None:
     encoder = Encoder(prefix="p", clock=None, split=False, batches=True)
     rule = terms("sliding-window", "10/day")
+    make = encoder.compile((rule,), "charge")
     commands = [
-        command for identity in "abc" if isinstance(command := encoder.run(hits(rule, identity)[0]), SingleCheck)
+        command for identity in "abc" if isinstance(command := make(hits(rule, identity)[0].checks), SingleCheck)
     ]
     assert len(commands) == 3
     whole = batch(commands[0].shape, [command.digest for command in commands], commands[0].tag)
     name, _, number, *words = unpacked(whole)[0]
     assert (name, number) == (b"EVALSHA", b"3")
     assert words[:3] == [encoder.key(rule.rule_id, identity).encode() for identity in "abc"]
-    assert words[3:] == [b"%d" % whole.tag, *[b"%d" % number for number in rule.params[:2]]]
+    assert words[3:] == [b"%d" % commands[0].tag, *[b"%d" % number for number in rule.params[:2]]]
     [[name, text, *rest]] = unpacked(whole.with_text())
     assert name == b"EVAL"
     assert [sha1(text, usedforsecurity=False).hexdigest().encode(), *rest] == unpacked(whole)[0][1:]
     error = hiredis.ReplyError("WRONGTYPE")
-    assert split_reply([b"7 8 9 ", b"=0", error, b"x" * 60], 3, whole.read) == [
+    assert split_reply([b"7 8 9 ", b"=0", error, b"x" * 60], 3, commands[0].shape.read) == [
         b"7 8 9 =0",
         error,
         b"7 8 9 " + b"x" * 60,
     ]
-    (passed,) = split_reply([b"7 8 9 ", b""], 1, whole.read)
+    (passed,) = split_reply([b"7 8 9 ", b""], 1, commands[0].shape.read)
     assert (passed.allowed, passed.remaining, passed.at) == (True, 9, 8_000_009)
 
 
-def unpacked(command: Batch) -> list[list[bytes]]:
+def unpacked(command: Command) -> list[list[bytes]]:
     reader = hiredis.Reader()
     reader.feed(command.frame)
     return [reader.gets() for _ in range(command.replies)]

@@ -498,7 +498,7 @@ def test_nodes_that_redirect_to_each_other_are_asked_with_pauses() -> None:
         while True:
             step: Any = steps.send(reply)
             sent.append(step.seconds if isinstance(step, Pause) else step.address.host)
-            slots = isinstance(step, Send) and b"SLOTS" in step.command.frame
+            slots = isinstance(step, Send) and b"SLOTS" in step.command.whole.frame
             other = {"a": "b:2", "b": "a:1"}.get(sent[-1], "")
             reply = [[0, 16383, [b"a", 1]]] if slots else hiredis.ReplyError(f"MOVED {slot_of('x')} {other}")
 

@@ -253,10 +253,10 @@ WORDS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 5)), min_size=
 
 def unpacked(command: AnyCommand) -> list[bytes]:
     reader = hiredis.Reader()
-    reader.feed(command.frame)
+    reader.feed(command.whole.frame)
     words: list[bytes] = reader.gets()
     assert reader.gets() is False
-    assert pack(*words) == command.frame
+    assert pack(*words) == command.whole.frame
     return words
 
 

@@ -31,7 +31,7 @@ from redis.exceptions import NoPermissionError
 
 from sluicegate.plan import new
 from sluicegate.runtime import fork
-from sluicegate.stores.redis.commands import Batch, Command, Fields, HitShape, SingleCheck, batch, split_reply
+from sluicegate.stores.redis.commands import Command, Fields, HitShape, batch, split_reply
 from sluicegate.stores.redis.connections import BUSY, check_tag, concerns_of, failure_of, watcher
 from sluicegate.stores.redis.drivers import AsyncDriver
 from sluicegate.stores.redis.patience import Patience
@@ -55,7 +55,7 @@ class _Waiting(NamedTuple):
     answers: list[_Answer]
     at: int  # the look when it was asked, later when it was written
     looks: float  # how many looks may find no reply
-    sent: Any = None  # what was written: the command, or a Batch
+    sent: Any = None  # the command that was written: of one caller, or of all
     brings: bool = False  # its script: the server did not know it
 
     @property
@@ -194,10 +194,10 @@ class AsyncConnection(asyncio.Protocol):
                     continue
                 self._received = 0
                 check_tag(sent.tag, reply)
-                if type(sent) is not Batch:
+                if len(answers) == 1:
                     replies = [reply]
                 elif type(reply) is list:
-                    replies = split_reply(reply, len(answers), sent.read)
+                    replies = split_reply(reply, len(answers), oldest.command[0].read)
                 elif str(reply).startswith("NOSCRIPT") and not oldest.brings:
                     waiting.popleft()  # it did not run: again with its script, for the callers that still wait
                     self.unsent[id(oldest)] = oldest._replace(brings=True)
@@ -313,13 +313,7 @@ class AsyncConnection(asyncio.Protocol):
                     continue
                 digests, answers = [digest for digest, _ in left], [answer for _, answer in left]
             shape, _, tag, _ = command
-            made: Command | SingleCheck | Batch
-            if type(shape) is not HitShape:
-                made = Command(*command)
-            elif len(digests) > 1:
-                made = batch(shape, digests, tag)
-            else:
-                made = SingleCheck(shape, digests[0], tag)
+            made = batch(shape, digests, tag) if type(shape) is HitShape else Command(*command)
             made = made.with_text() if brings else made
             writes.append(new(_Waiting, (command, digests, answers, self._looks, looks, made, brings)))
         if writes:

@@ -32,6 +32,11 @@ class Command(NamedTuple):
     script: Script | None = None
     replies: int = 1  # how many replies come; only the last one counts
 
+    @property
+    def whole(self) -> Command:
+        """The command, packed."""
+        return self
+
     def with_text(self) -> Command:
         """Return the same command with the script, for a server that does not know the script yet."""
         if self.script is None:
@@ -53,33 +58,9 @@ class SingleCheck(NamedTuple):
     replies: int = 1
 
     @property
-    def frame(self) -> bytes:
-        """The command, packed."""
-        return self.shape.usual % (self.digest, self.tag)
-
-    @property
     def whole(self) -> Command:
-        """The same command, packed already."""
-        return Command(self.frame, self.tag, self.shape.script)
-
-    def with_text(self) -> Command:
-        return self.whole.with_text()
-
-    def asking(self) -> Command:
-        return self.whole.asking()
-
-
-class Batch(NamedTuple):
-    """Several commands of one shape in one script run. `split_reply` splits the reply."""
-
-    frame: bytes
-    tag: int
-    script: Script
-    read: Reader
-    replies: int = 1
-
-    def with_text(self) -> Batch:
-        return self._replace(frame=self.frame.replace(*self.script, 1))
+        """The command, packed."""
+        return batch(self.shape, [self.digest], self.tag)
 
 
 def pack(*words: str | bytes | int) -> bytes:
@@ -133,13 +114,17 @@ Fields = tuple[Any, Any, Any, int]
 """The fields of a command. A plain tuple costs a fifth of a named one."""
 
 
-def batch(shape: HitShape, digests: Sequence[bytes], tag: int) -> Batch:
-    """Return a batch of single checks of one shape, which must have a script for many plans."""
+def batch(shape: HitShape, digests: Sequence[bytes], tag: int) -> Command:
+    """Return the command for single checks of one shape: several are one run of a script, whose reply `split_reply`
+    splits.
+    """
+    if len(digests) == 1:
+        return Command(shape.usual % (digests[0], tag), tag, shape.script)
     (rule,), many, count = shape.rules, cast(Script, shape.many), len(digests)
     keys = (rule.after + rule.before).join(digests)
     head = b"*%d\r\n%s%s" % (3 + count + 1 + shape.params.count(b"$"), many.start, bulk(count))
     tail = b"$6\r\n%d\r\n%s" % (tag, shape.params)
-    return Batch(b"".join((head, rule.before, keys, rule.after, tail)), tag, script=many, read=shape.read)
+    return Command(b"".join((head, rule.before, keys, rule.after, tail)), tag, many)
 
 
 def split_reply(reply: list[Any], count: int, read: Reader) -> list[Any]:

@@ -94,14 +94,14 @@ class Encoder:
             return partial(self._hit if self.clock is None else self._hit_at_cost, shape)
         return partial(self._general, self._shape("run", terms), _MODES[mode])
 
-    def run(self, plan: Plan, *, refused: bool = False) -> AnyCommand:
+    def run(self, plan: Plan, *, refused: bool = False) -> Command:
         """Return the command that runs a plan. `refused`: another server has refused another part of it, so it charges
         only what counts refusals.
         """
         terms = terms_of(plan.checks)
         if refused:
             return self._general(self._shape("run", terms), _REFUSED, plan.checks)
-        return self.compile(terms, mode_of(plan))(plan.checks)
+        return self.compile(terms, mode_of(plan))(plan.checks).whole
 
     def _general(self, shape: Shape, mode: bytes, checks: Checks) -> Command:
         """Return the command for any checks, in any mode."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 from sluicegate.errors import StoreError
 from sluicegate.plan import BAN, Check, Checks, Outcome, Outcomes, Plan, Terms, charged, in_shadow, new
 from sluicegate.stores import Mode
-from sluicegate.stores.redis.commands import AnyCommand, Command, Script, SingleCheck, pack
+from sluicegate.stores.redis.commands import AnyCommand, Command, Script, pack
 from sluicegate.stores.redis.encoding import REFUND, RENEW, Encoder, decode, decode_time
 from sluicegate.stores.redis.failures import kind_of, may_succeed_elsewhere, store_error
 from sluicegate.stores.redis.scan import KeyPage, Position, Scan, scan_bans, scan_budgets, scan_page
@@ -76,7 +76,7 @@ class Operations:
             groups = _groups(checks)
             if len(groups) > 1:
                 return (yield from self._across(plan, groups))
-        command = self._encoder.run(plan) if first is None else first.command
+        command = self._encoder.run(plan) if first is None else first.command.whole
         reply = yield from self._send(checks, command, first, reply)
         if isinstance(reply, Exception):
             return (yield from self._across(plan, _alone(checks, range(len(checks)))))
@@ -197,7 +197,7 @@ class Operations:
                     outcomes[i] = stands if plan.checks[i].terms.shadow else outcome._replace(allowed=True)
 
     def _send(
-        self, checks: tuple[Check, ...], command: AnyCommand, first: Send | None = None, reply: Any = None
+        self, checks: tuple[Check, ...], command: Command, first: Send | None = None, reply: Any = None
     ) -> Steps[Any]:
         """Return the reply to a command for keys of one slot: the reply TRYAGAIN if each check may be sent alone."""
         slot = slot_of(checks[0].identity) if self._topology.split else 0
@@ -206,7 +206,7 @@ class Operations:
         return self._send_to_slot(slot, command, first, reply, alone=alone)
 
     def _send_to_slot(
-        self, slot: int, command: AnyCommand, step: Send | None = None, reply: Any = None, *, alone: bool = False
+        self, slot: int, command: Command, step: Send | None = None, reply: Any = None, *, alone: bool = False
     ) -> Steps[Any]:
         """Return the reply to a command, from the server that has the slot. Follows redirections. `step` was sent
         already and got `reply`.
@@ -218,7 +218,7 @@ class Operations:
         pause, moves = 0.0, 0
         brings: Command | None = None  # the same command with its script
         if step is None and self.unknown:
-            command = self._informed(command)
+            command = self._informed(command).whole
         tries = 0
         while tries < _TRIES:
             if pause and not (yield Pause(pause)):
@@ -273,7 +273,7 @@ class Operations:
 
     def _informed(self, command: AnyCommand) -> AnyCommand:
         """Return the command, with its script if the last one could not bring it."""
-        whole = command.whole if isinstance(command, SingleCheck) else command
+        whole = command.whole
         if whole.script not in self.unknown:
             return command
         self.unknown.discard(whole.script)

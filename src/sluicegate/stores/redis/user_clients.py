@@ -161,7 +161,7 @@ def decodes(client: RedisClient) -> bool:
 def _words(step: Send) -> list[str | bytes]:
     """Return the words of a packed command. The client looks the command's name up, so the name is text."""
     reader = hiredis.Reader()
-    reader.feed(step.command.frame)
+    reader.feed(step.command.whole.frame)
     name, *words = reader.gets()
     return [name.decode(), *words]
 
