@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from contextvars import ContextVar
-from typing import Any, Final, Literal, NoReturn, final
+from typing import Any, Final, Literal, NamedTuple, NoReturn, final
 
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import SettingsError, shows_half_made
@@ -36,101 +36,63 @@ _new: Final = object.__new__
 _METHODS: Final = METHODS | {""}
 
 
-@shows_half_made
-class _Value:
-    """A value whose fields are its properties, in order: it is compared and shown by them."""
-
-    __slots__ = ()
-    _fields: tuple[str, ...]
-
-    def __init_subclass__(cls) -> None:
-        cls._fields = tuple([name for name, part in vars(cls).items() if isinstance(part, property)])
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and all([getattr(self, name) == getattr(other, name) for name in self._fields])
-
-    def __hash__(self) -> int:
-        return hash(tuple([getattr(self, name) for name in self._fields]))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join([f'{name}={getattr(self, name)!r}' for name in self._fields])})"
-
-    def __reduce__(self) -> NoReturn:
-        name = type(self).__name__
-        raise TypeError(f"a {name} cannot be copied or pickled, because it knows identities; send asdict() instead")
-
-
-@final
-class RuleEvent(_Value):
+class RuleEvent(NamedTuple):
     """One rule of a decision."""
 
-    __slots__ = ("_check", "_line", "_outcome", "_shows")
-
-    def __init__(self, check: Check, outcome: Outcome, line: Line, *, shows: bool) -> None:
-        self._check = check
-        self._outcome = outcome
-        self._line = line
-        self._shows = shows
-
-    @property
-    def rule(self) -> str:
-        """The name of the rule. A ban is a rule of its own."""
-        return self._check.terms.name
-
-    @property
-    def result(self) -> Result:
-        """What the rule said."""
-        return self._line[1]
-
-    @property
-    def limit(self) -> int:
-        """The limit in units; of a ban, the number of refusals that begin it."""
-        return self._outcome.limit
-
-    @property
-    def remaining(self) -> int:
-        """The units that are left after the decision."""
-        return self._outcome.remaining
-
-    @property
-    def cost(self) -> int:
-        """The units that the decision is about."""
-        return self._check.cost
-
-    @property
-    def retry_after(self) -> float | None:
-        """The seconds after which the same passes: 0.0 if it was allowed, None if no wait helps."""
-        wait = self._outcome.retry_after
-        return None if wait is None else wait / MICROSECOND
-
-    @property
-    def reset_after(self) -> float:
-        """The seconds until the limit is full again."""
-        return self._outcome.reset_after / MICROSECOND
-
-    @property
-    def near(self) -> bool:
-        """True if the rule allowed, and at most a tenth of its limit is left. Never for a ban."""
-        return self._line[3]
-
-    @property
-    def source(self) -> EventSource:
-        """Who made the outcome."""
-        return self._line[2]
-
-    @property
-    def identity(self) -> str:
-        """The digest of the identity, or with `show_identities` its text."""
-        text = self._check.identity
-        return text if self._shows else digest(text)
+    rule: str
+    """The name of the rule. A ban is a rule of its own."""
+    result: Result
+    """What the rule said."""
+    limit: int
+    """The limit in units; of a ban, the number of refusals that begin it."""
+    remaining: int
+    """The units that are left after the decision."""
+    cost: int
+    """The units that the decision is about."""
+    retry_after: float | None
+    """The seconds after which the same passes: 0.0 if it was allowed, None if no wait helps."""
+    reset_after: float
+    """The seconds until the limit is full again."""
+    near: bool
+    """True if the rule allowed, and at most a tenth of its limit is left. Never for a ban."""
+    source: EventSource
+    """Who made the outcome."""
+    identity: str
+    """The digest of the identity, or with `show_identities` its text."""
 
     def asdict(self) -> dict[str, Any]:
         """Return all fields by their names."""
-        return {name: getattr(self, name) for name in self._fields}
+        return self._asdict()
+
+    def __reduce__(self) -> NoReturn:
+        raise _no_copy(self)
 
 
+def _rule_event(check: Check, outcome: Outcome, line: Line, *, shows: bool) -> RuleEvent:
+    rule, result, source, near = line
+    wait, identity = outcome.retry_after, check.identity
+    return RuleEvent(
+        rule=rule,
+        result=result,
+        limit=outcome.limit,
+        remaining=outcome.remaining,
+        cost=check.cost,
+        retry_after=None if wait is None else wait / MICROSECOND,
+        reset_after=outcome.reset_after / MICROSECOND,
+        near=near,
+        source=source,
+        identity=identity if shows else digest(identity),
+    )
+
+
+def _no_copy(event: object) -> TypeError:
+    name = type(event).__name__
+    return TypeError(f"a {name} cannot be copied or pickled, because it knows identities; send asdict() instead")
+
+
+@shows_half_made
 @final
-class DecisionEvent(_Value):
+class DecisionEvent:
     """One decision: of a hit, a reservation, a slot, a request, or a charge inside a view.
 
     `application` is the name in the settings. `endpoint` is the template of the route, and `method` the method of the
@@ -207,7 +169,7 @@ class DecisionEvent(_Value):
             return self._rules
         except AttributeError:  # it is read for the first time
             shows, lines = self.delivery.shows, zip(*self.about[1:], self.labels()[4], strict=True)
-            self._rules = tuple([RuleEvent(*each, shows=shows) for each in lines])
+            self._rules = tuple([_rule_event(*each, shows=shows) for each in lines])
             return self._rules
 
     def labels(self) -> Labels:
@@ -225,8 +187,23 @@ class DecisionEvent(_Value):
 
     def asdict(self) -> dict[str, Any]:
         """Return all fields by their names, the rules as dictionaries too: for JSON, or for another process."""
-        found = {name: getattr(self, name) for name in self._fields}
-        return {**found, "rules": [each.asdict() for each in self.rules]}
+        return {**dict(self._items()), "rules": [each.asdict() for each in self.rules]}
+
+    def _items(self) -> list[tuple[str, Any]]:
+        """Return the fields by their names, in order: its properties."""
+        return [(name, getattr(self, name)) for name, part in vars(DecisionEvent).items() if isinstance(part, property)]
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is DecisionEvent and self._items() == other._items()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._items()))
+
+    def __repr__(self) -> str:
+        return f"DecisionEvent({', '.join([f'{name}={part!r}' for name, part in self._items()])})"
+
+    def __reduce__(self) -> NoReturn:
+        raise _no_copy(self)
 
 
 def _line(terms: Terms, outcome: Outcome, hint: EventSource) -> Line:

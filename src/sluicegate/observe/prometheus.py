@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import accumulate
@@ -29,10 +28,6 @@ BY_ENDPOINT: Final = ("application", "endpoint", "method", "result")
 BY_RULE: Final = ("application", "rule", "result", "source")
 _SECONDS: Final = "store_seconds"
 _NAMES: Final = (*map(str, SECONDS), "+Inf")  # of the buckets
-TOGETHER: Final = 32
-"""Decisions that are counted together: that takes half the time, because in between the caches of the processor stay
-warm. A scrape counts those that wait.
-"""
 READ_EVERY: Final = 1.0
 """Seconds after which an event reads the numbers of the stores again."""
 
@@ -79,7 +74,6 @@ class PrometheusMetrics:
 
         self._lock = threading.RLock()  # a finalizer may deliver an event in a thread that holds it
         self._shared = getattr(ValueClass, "_multiprocess", True)  # another process may be scraped
-        self._together = 1 if self._shared else TOGETHER
         try:
             registry.register(self)  # first, because a registry collects in the order of registration
             decisions = counter("decisions", *BY_ENDPOINT)
@@ -91,7 +85,6 @@ class PrometheusMetrics:
             raise ConfigurationError(
                 "PrometheusMetrics: registry", registry, problem=problem, expected=expected
             ) from error
-        self._waiting: deque[DecisionEvent] = deque()
         self._seconds = self._histogram(registry)
         self._kinds = Kinds(
             decisions=decisions,
@@ -114,32 +107,19 @@ class PrometheusMetrics:
         self._lock = threading.RLock()
 
     def __call__(self, event: DecisionEvent) -> None:
-        """Count one decision, or keep it until there are many. A refusal may begin a ban, which is timed from now."""
-        waiting = self._waiting
-        waiting.append(event)
-        if len(waiting) >= self._together or not event.about[0]:
-            self._count()
-            if self._shared and monotonic() >= self._read_at:
-                self.collect()
-
-    def _count(self) -> None:
-        """Count the decisions that wait."""
-        kinds, waiting, banned = self._kinds, self._waiting, self._banned
+        """Count one decision."""
+        labels, seconds, banned = event.labels(), event.elapsed, self._banned
         with self._lock:
-            while waiting:
-                try:
-                    event = waiting.popleft()
-                except IndexError:  # a finalizer was quicker
-                    break
-                labels, seconds = event.labels(), event.elapsed
-                kind = kinds[labels]
-                kind.count += 1
-                if seconds is not None:
-                    kind.observe(seconds)
-                if self._shared:
-                    kind.flush()
-                if banned.until or not kind.is_usual:
-                    banned.note(event, labels[4])
+            kind = self._kinds[labels]
+            kind.count += 1
+            if seconds is not None:
+                kind.observe(seconds)
+            if self._shared:
+                kind.flush()
+            if banned.until or not kind.is_usual:
+                banned.note(event, labels[4])
+        if self._shared and monotonic() >= self._read_at:
+            self.collect()
 
     def collect(self) -> Iterable[Metric]:
         """Add what was counted, and read the numbers of the stores. A registry calls this at each scrape, before it
@@ -147,7 +127,6 @@ class PrometheusMetrics:
         """
         self._read_at = monotonic() + READ_EVERY
         with self._lock:
-            self._count()
             self._kinds.flush()
             for series, sums in ((self._slots, self._held.read()), (self._bans, self._banned.read())):
                 for labels, count in sums.items():
@@ -169,8 +148,9 @@ class PrometheusMetrics:
         return [HistogramMetricFamily(f"sluicegate_{_SECONDS}", HELP[_SECONDS], labels=("application",))]
 
     def _histogram(self, registry: CollectorRegistry) -> Series[Any]:
-        """Return the histograms by application: those of prometheus-client if processes share them. Its buckets are
-        searched in Python, so one process has its own.
+        """Return the histograms by application: those of prometheus-client if processes share them. One process has its
+        own: the lock in those of the library is not reentrant, and a finalizer may deliver an event in a thread that
+        holds it.
         """
         if not self._shared:
             return Series(lambda _: _Buckets())

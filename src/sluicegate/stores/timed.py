@@ -44,11 +44,12 @@ def timed(run: Run) -> Run:
     """Return a Run that is measured."""
 
     def measured(checks: Checks, network: Network = None) -> Outcomes:
-        began = stopwatch()
+        time, began = _MEASURED.get(), stopwatch()
         try:
             return run(checks, network)
         finally:
-            _add(began)
+            if time is not None:
+                time.elapsed = (time.elapsed or 0.0) + stopwatch() - began
 
     return measured
 
@@ -57,18 +58,12 @@ def timed_async(run: AsyncRun) -> AsyncRun:
     """Return an AsyncRun that is measured."""
 
     async def measured(checks: Checks, network: Network = None) -> Outcomes:
-        began = stopwatch()
+        time, began = _MEASURED.get(), stopwatch()
         try:
             found = run(checks, network)
             return found if isinstance(found, tuple) else await found
         finally:
-            _add(began)
+            if time is not None:
+                time.elapsed = (time.elapsed or 0.0) + stopwatch() - began
 
     return measured
-
-
-def _add(began: float) -> None:
-    """Add the seconds since a call began to what measures the decision."""
-    time = _MEASURED.get()
-    if time is not None:
-        time.elapsed = (time.elapsed or 0.0) + stopwatch() - began
