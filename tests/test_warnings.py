@@ -33,7 +33,6 @@ from sluicegate.errors import WARNINGS, StrictError
 from sluicegate.flask import RateLimiter
 from sluicegate.flask import limit as flask_limit
 from sluicegate.starlette import RateLimitMiddleware as StarletteMiddleware
-from sluicegate.stores.embedded import AsyncEmbeddedStore, EmbeddedStore
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from sluicegate.stores.redis import AsyncRedisStore, RedisStore
 from tests.adapters.asgi_client import Server as AsgiServer
@@ -441,12 +440,6 @@ def test_the_server_is_queried_once_and_a_store_without_limiter_queries_nothing(
         connection.config_resetstat()
         hit_by_url(valkey.url)
         assert connection.info("commandstats")["cmdstat_info"]["calls"] == 1
-
-
-@pytest.mark.parametrize("made", [EmbeddedStore, AsyncEmbeddedStore])
-def test_an_embedded_store_queries_as_well(made: Any) -> None:
-    assert made.warn in (RedisStore.warn, AsyncRedisStore.warn)
-    assert made.run in (RedisStore.run, AsyncRedisStore.run)
 
 
 # ---- false alarms ------------------------------------------------------------------------------------------------

@@ -128,54 +128,23 @@ def _flags(socket: str, *, maxmemory: str) -> list[str]:
     return [*location, *disk, *memory, "--daemonize", "no", "--loglevel", "warning"]
 
 
-class EmbeddedStore(RedisStore):
-    """A Redis store on the application's own server, made from `embedded://`."""
-
-    server: ServerProcess
-    topology = "embedded"
-
-    def close(self) -> None:
-        """Close the connections and leave the server. It ends when no process uses it."""
-        super().close()
-        self.server.leave()
-
-
-class AsyncEmbeddedStore(AsyncRedisStore):
-    """The same as the sync function or class, for an AsyncLimiter."""
-
-    server: ServerProcess
-    topology = "embedded"
-
-    async def close(self) -> None:
-        """Close the running loop's connections and leave the server. It ends when no process uses it."""
-        await super().close()
-        self.server.leave()
-
-
-def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> EmbeddedStore:
+def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> RedisStore:
     """Return a store for `embedded://`. Starts the server, or joins the server that another worker has started."""
-    return _opened(EmbeddedStore, url, prefix=prefix, clock=clock, deadline=deadline)
+    return _opened(RedisStore, url, prefix=prefix, clock=clock, deadline=deadline)
 
 
-def open_async(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> AsyncEmbeddedStore:
-    return _opened(AsyncEmbeddedStore, url, prefix=prefix, clock=clock, deadline=deadline)
+def open_async(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> AsyncRedisStore:
+    return _opened(AsyncRedisStore, url, prefix=prefix, clock=clock, deadline=deadline)
 
 
 def _opened(kind: type[_AnyStore], url: str, *, prefix: str, clock: Clock | None, deadline: float) -> _AnyStore:
     """Return a Redis store. Before it connects it starts the server if there is none (about 40 ms)."""
     server = _server(url)
-    store = kind.from_url(
-        f"unix://{quote(server.socket)}",
-        prefix=prefix,
-        clock=clock,
-        deadline=deadline,
-        host=server,
-    )
-    store.server = server
-    return store
+    socket = f"unix://{quote(server.socket)}"
+    return kind.from_url(socket, prefix=prefix, clock=clock, deadline=deadline, host=server)
 
 
-_AnyStore = TypeVar("_AnyStore", EmbeddedStore, AsyncEmbeddedStore)
+_AnyStore = TypeVar("_AnyStore", RedisStore, AsyncRedisStore)
 
 
 def _error(url: str, problem: str) -> StoreURLError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from inspect import iscoroutinefunction
+from inspect import iscoroutine
 from itertools import cycle
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -90,4 +90,5 @@ class Driver:
         return plan._replace(checks=tuple(checks))
 
     def _call(self, method: Callable[..., object], *arguments: object) -> Any:
-        return self._runner.run(method(*arguments)) if iscoroutinefunction(method) else method(*arguments)
+        found: Any = method(*arguments)
+        return self._runner.run(found) if iscoroutine(found) else found

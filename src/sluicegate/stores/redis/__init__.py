@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from copy import copy
+from functools import partial
 from typing import Any, Final, Self
 
 from sluicegate.clock import Clock
-from sluicegate.errors import SluicegateWarning, StoreError, StrictError, needs, shows_half_made
+from sluicegate.errors import needs, shows_half_made
 from sluicegate.observe.status import Status, TopologyName, percentiles
 from sluicegate.plan import Checks, Network, Outcome, Outcomes, Plan, Terms
 from sluicegate.runtime.hidden import hide_store, shown_url
@@ -34,9 +34,9 @@ with needs("redis"):
     from sluicegate.stores.redis.connections import Connections
     from sluicegate.stores.redis.encoding import Encoder, decoder
     from sluicegate.stores.redis.operations import Operations
-    from sluicegate.stores.redis.scan import KeyPage, Position, send_to
+    from sluicegate.stores.redis.scan import Position, scan_bans, scan_budgets, scan_page, send_to
     from sluicegate.stores.redis.server_info import warn_of_eviction
-    from sluicegate.stores.redis.steps import Address
+    from sluicegate.stores.redis.steps import Address, Steps
     from sluicegate.stores.redis.topology import Cluster, Sentinel, Topology, topology
     from sluicegate.stores.redis.url import Host, servers
     from sluicegate.stores.redis.user_clients import (
@@ -61,9 +61,6 @@ class _RedisStore:
     clock: Clock | None
     _connect: Callable[..., Any]  # makes the connections for a URL
     _connections: Any
-    topology: TopologyName | None = None  # None: that of the URL
-    _strict = False
-    _memory_unknown = False  # whether the next request reads the eviction policy of the server
 
     @classmethod
     def from_url(
@@ -83,7 +80,9 @@ class _RedisStore:
         found = servers(url, host=host)
         store, where = cls.__new__(cls), topology(found)
         store._set_up(cls._connect(found, deadline=deadline), where, prefix=prefix, clock=clock, shown=shown_url(url))
-        if isinstance(where, Cluster):
+        if host is not None:
+            store._topology = "embedded"
+        elif isinstance(where, Cluster):
             store.parts = where.parts
         elif isinstance(where, Sentinel):
             store.serving = where.serving
@@ -96,12 +95,13 @@ class _RedisStore:
         """Warn of a client that retries (SG106) or may hang (SG107), and from `run` of a server that evicts (SG109)."""
         if isinstance(self._connections, (UserClient, AsyncUserClient)):
             warn_about(self._connections.client, strict=strict)
-        self._strict, self._memory_unknown = strict, True
+        self._operations.check_memory = partial(warn_of_eviction, self._shown, strict=strict)
 
     def _set_up(self, connections: Any, where: Topology, *, prefix: str, clock: Clock | None, shown: str) -> None:
         self._connections, self._where, self._shown = connections, where, shown
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
         self._version: str | None = None
+        self._topology: TopologyName = where.name
         self._keep_under(prefix, clock)
 
     def _keep_under(self, prefix: str, clock: Clock | None) -> None:
@@ -117,6 +117,7 @@ class _RedisStore:
         """
         other = copy(self)
         other._keep_under(f"{self._prefix}:{name}", self.clock or clock)
+        other._operations.check_memory = self._operations.check_memory
         return other
 
     def describe(self) -> Status:
@@ -124,22 +125,41 @@ class _RedisStore:
         return Status(
             str(self._shown),
             server=self._version,
-            topology=self.topology or self._where.name,
+            topology=self._topology,
             round_trip=percentiles(tuple(self._round_trips)),
         )
 
-    def _note(self, found: tuple[str | None, float]) -> None:
-        """Keep what the server has said."""
-        self._version, seconds = found
-        self._round_trips.append(seconds)
+    def refund(self, plan: Plan, outcomes: Outcomes) -> Any:
+        """Refund each charge to its window."""
+        return self._connections.drive(self._operations.refund(plan, outcomes))
 
-    def _check_eviction(self, reply: Any) -> None:
-        """Warn of a server that evicts: once, or at every request if the warning is an error."""
-        try:
-            warn_of_eviction(self._shown, reply, strict=self._strict)
-        except (StrictError, SluicegateWarning):
-            self._memory_unknown = True
-            raise
+    def renew(self, plan: Plan, outcomes: Outcomes) -> Any:
+        """Refund each charge, then charge it again as of now. Return the outcomes."""
+        return self._connections.drive(self._operations.renew(plan, outcomes))
+
+    def forget(self, rule_id: str, identity: str) -> Any:
+        """Drop one budget."""
+        return self._connections.drive(self._operations.forget(rule_id, identity))
+
+    def bans(self, terms: Terms) -> Any:
+        """Return the digests of identities that this ban blocks, with the microseconds left. Scans every server."""
+        return self._connections.drive(scan_bans(self._where, self._encoder, terms))
+
+    def rule_ids(self, identity: str) -> Any:
+        """Return the ids of the rules under which this identity has a budget. Scans every server."""
+        return self._connections.drive(scan_budgets(self._where, self._encoder, identity))
+
+    def page(self, position: Position | None, identity: str | None = None) -> Any:
+        """Return the budgets among the next few keys, of one identity or of all. Start with None."""
+        return self._connections.drive(scan_page(self._where, self._encoder, position, identity=identity))
+
+    def ask(self) -> Any:
+        """Ask the server for its version, for `describe`. Raises StoreError if it does not reply in time."""
+        return self._connections.drive(self._ask())
+
+    def _ask(self) -> Steps[None]:
+        self._version, seconds = yield from self._operations.identify()
+        self._round_trips.append(seconds)
 
 
 class RedisStore(_RedisStore, RunsPlans):
@@ -173,34 +193,10 @@ class RedisStore(_RedisStore, RunsPlans):
             step = first(checks)
             reply = None if step is None else send(step, looks)
             if step is None or isinstance(reply, Exception):
-                outcomes = connections.drive(operations.run(plan_of(checks, mode), step, reply))
-            else:
-                outcomes = make(checks, reply)
-            if self._memory_unknown:
-                self._read_memory()
-            return outcomes
+                return connections.drive(operations.run(plan_of(checks, mode), step, reply))
+            return make(checks, reply)
 
         return run
-
-    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Refund each charge to its window."""
-        self._connections.drive(self._operations.refund(plan, outcomes))
-
-    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Refund each charge, then charge it again as of now."""
-        return self._connections.drive(self._operations.renew(plan, outcomes))
-
-    def forget(self, rule_id: str, identity: str) -> None:
-        """Drop one budget."""
-        self._connections.drive(self._operations.forget(rule_id, identity))
-
-    def bans(self, terms: Terms) -> dict[str, int]:
-        """Return the digests of identities that this ban blocks, with the microseconds left. Scans every server."""
-        return self._connections.scan(self._operations.bans(terms))
-
-    def rule_ids(self, identity: str) -> set[str]:
-        """Return the ids of the rules under which this identity has a budget. Scans every server."""
-        return self._connections.scan(self._operations.rule_ids(identity))
 
     def servers(self) -> tuple[Address, ...]:
         """Return every server that is not a replica."""
@@ -210,23 +206,9 @@ class RedisStore(_RedisStore, RunsPlans):
         """Send one command to one server, for the command line. Raises StoreError for an error reply."""
         return self._connections.drive(send_to(address, words))
 
-    def page(self, position: Position | None, identity: str | None = None) -> KeyPage:
-        """Return the budgets among the next few keys, of one identity or of all. Start with None."""
-        return self._connections.drive(self._operations.page(position, identity))
-
-    def ask(self) -> None:
-        """Ask the server for its version, for `describe`. Raises StoreError if it does not reply in time."""
-        self._note(self._connections.drive(self._operations.identify()))
-
     def close(self) -> None:
         """Close the connections that this store has opened."""
         self._connections.close()
-
-    def _read_memory(self) -> None:
-        """Read the eviction policy of the server."""
-        self._memory_unknown = False  # first: one request reads it, the others go on
-        with suppress(StoreError):  # the server may not allow it
-            self._check_eviction(self._connections.drive(self._operations.memory()))
 
 
 class AsyncRedisStore(_RedisStore, AsyncRunsPlans):
@@ -263,46 +245,16 @@ class AsyncRedisStore(_RedisStore, AsyncRunsPlans):
             step = first(checks)
             reply = None if step is None else await send(step, looks)
             if type(reply) is Outcome:  # read already, as a part of a batch
-                outcomes: Outcomes = (reply,)
-            elif step is None or isinstance(reply, Exception):
-                outcomes = await connections.drive(operations.run(plan_of(checks, mode), step, reply))
-            else:
-                outcomes = make(checks, reply)
-            if self._memory_unknown:
-                await self._read_memory()
-            return outcomes
+                return (reply,)
+            if step is None or isinstance(reply, Exception):
+                return await connections.drive(operations.run(plan_of(checks, mode), step, reply))
+            return make(checks, reply)
 
         return run
-
-    async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        await self._connections.drive(self._operations.refund(plan, outcomes))
-
-    async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        return await self._connections.drive(self._operations.renew(plan, outcomes))
-
-    async def forget(self, rule_id: str, identity: str) -> None:
-        await self._connections.drive(self._operations.forget(rule_id, identity))
-
-    async def bans(self, terms: Terms) -> dict[str, int]:
-        return await self._connections.scan(self._operations.bans(terms))
-
-    async def rule_ids(self, identity: str) -> set[str]:
-        return await self._connections.scan(self._operations.rule_ids(identity))
-
-    async def page(self, position: Position | None, identity: str | None = None) -> KeyPage:
-        return await self._connections.drive(self._operations.page(position, identity))
-
-    async def ask(self) -> None:
-        self._note(await self._connections.drive(self._operations.identify()))
 
     async def close(self) -> None:
         """Close the running loop's connections, if this store has opened them."""
         await self._connections.close()
-
-    async def _read_memory(self) -> None:
-        self._memory_unknown = False  # before the await: one request reads it, the others go on
-        with suppress(StoreError):  # the server may not allow it
-            self._check_eviction(await self._connections.drive(self._operations.memory()))
 
 
 def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> RedisStore:

@@ -494,3 +494,5 @@ class AsyncConnections(AsyncDriver):
         connections.closed = True
         connections.close()
         await asyncio.sleep(0)  # in the next turn the transports close their sockets
+        if self._servers.host is not None:
+            self._servers.host.leave()

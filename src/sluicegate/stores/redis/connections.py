@@ -409,6 +409,8 @@ class Connections(Driver):
         self._closed = True
         for pool in list(self.pools.values()):
             pool.close()
+        if self._servers.host is not None:
+            self._servers.host.leave()
 
     def after_fork(self) -> None:
         """Drop all connections without closing them: after fork() the sockets belong to the parent."""

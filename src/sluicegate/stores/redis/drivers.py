@@ -14,8 +14,7 @@ from typing import Final, TypeVar
 from sluicegate.clock import monotonic
 from sluicegate.stores.redis.failures import timed_out
 from sluicegate.stores.redis.patience import Patience
-from sluicegate.stores.redis.scan import Scan
-from sluicegate.stores.redis.steps import Address, NoReplyError, Reconnect, Send, Steps
+from sluicegate.stores.redis.steps import Address, NewDeadline, NoReplyError, Pause, Reconnect, Send, Steps
 
 T = TypeVar("T")
 _SHORT: Final = 0.25  # of the deadline: if a step had less, its timeout concerns the plan and not the server
@@ -47,7 +46,9 @@ class _Driver(ABC):
                 reply, begun = None, now()
                 if isinstance(step, Reconnect):
                     self.retire(step.address)
-                elif not isinstance(step, Send):
+                elif isinstance(step, NewDeadline):
+                    left, longest = patience.looks, patience.longest
+                elif isinstance(step, Pause):
                     yield step.seconds
                     left -= patience.cost(now() - begun, most=patience.looks)
                     reply = left > 0
@@ -66,15 +67,6 @@ class _Driver(ABC):
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    def _take_all(self, scan: Scan[T], now: Callable[[], float]) -> _Waits[T]:
-        """Take the steps of a scan. Each of its operations has a separate deadline."""
-        found: object = None
-        try:
-            while True:
-                found = yield from self._take(scan.send(found), now)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-
 
 class Driver(_Driver):
     """Takes steps in a thread."""
@@ -85,14 +77,7 @@ class Driver(_Driver):
 
     def drive(self, steps: Steps[T]) -> T:
         """Take all steps while patience is left. Returns the result of the operation."""
-        return self._wait(self._take(steps, monotonic))
-
-    def scan(self, scan: Scan[T]) -> T:
-        """Run a scan. Each of its operations has a separate deadline."""
-        return self._wait(self._take_all(scan, monotonic))
-
-    def _wait(self, waits: _Waits[T]) -> T:
-        reply: object = None
+        waits, reply = self._take(steps, monotonic), None
         try:
             while True:
                 wait = waits.send(reply)
@@ -112,13 +97,7 @@ class AsyncDriver(_Driver):
         """Send a command. Return the reply, or a NoReplyError if so many looks found none."""
 
     async def drive(self, steps: Steps[T]) -> T:
-        return await self._wait(self._take(steps, asyncio.get_running_loop().time))
-
-    async def scan(self, scan: Scan[T]) -> T:
-        return await self._wait(self._take_all(scan, asyncio.get_running_loop().time))
-
-    async def _wait(self, waits: _Waits[T]) -> T:
-        reply: object = None
+        waits, reply = self._take(steps, asyncio.get_running_loop().time), None
         try:
             while True:
                 wait = waits.send(reply)

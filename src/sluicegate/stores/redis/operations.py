@@ -13,13 +13,12 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
-from sluicegate.errors import StoreError
+from sluicegate.errors import SluicegateWarning, StoreError, StrictError
 from sluicegate.plan import BAN, Check, Checks, Outcome, Outcomes, Plan, Terms, charged, in_shadow, new
 from sluicegate.stores import Mode
 from sluicegate.stores.redis.commands import AnyCommand, Command, Script, pack
 from sluicegate.stores.redis.encoding import REFUND, RENEW, Encoder, decode, decode_time
 from sluicegate.stores.redis.failures import kind_of, may_succeed_elsewhere, store_error
-from sluicegate.stores.redis.scan import KeyPage, Position, Scan, scan_bans, scan_budgets, scan_page
 from sluicegate.stores.redis.server_info import identify
 from sluicegate.stores.redis.steps import (
     MALFORMED,
@@ -46,10 +45,12 @@ class Operations:
         self._encoder = encoder
         # Scripts that a server did not know, with no time left to send them: the next command brings its script.
         self.unknown: set[Script | None] = set()
+        self.check_memory: Callable[[object], None] | None = None
+        """Gets the server's reply about its memory, once, after the next plan. It may raise a warning."""
 
     def first_step(self, terms: tuple[Terms, ...], mode: Mode) -> Callable[[Checks], Send | None]:
         """Return what makes the one step that decides checks of these terms. It returns None if the server is not known
-        or if the checks may need several steps: then `run` makes the steps.
+        or if several steps may be needed: then `run` makes the steps.
         """
         topology, unknown, make = self._topology, self.unknown, self._encoder.compile(terms, mode)
         if not terms or (topology.split and len(terms) > 1):  # the keys of several checks may be on several nodes
@@ -57,8 +58,8 @@ class Operations:
         split = topology.split
 
         def first(checks: Checks) -> Send | None:
-            address = topology.known(slot_of(checks[0][1]) if split else 0)
-            if address is None:
+            address = topology.known(slot_of(checks[0][1])) if split else topology.address
+            if address is None or self.check_memory is not None:
                 return None
             command = make(checks)
             return new(Send, (address, self._informed(command) if unknown else command, 1.0, False))
@@ -69,6 +70,12 @@ class Operations:
         """Decide a plan: charge all its enforced checks or none, and what `count_denied`, `forced` and shadow groups
         add. `first` was sent already and got `reply`.
         """
+        outcomes = yield from self._decide(plan, first, reply)
+        if self.check_memory is not None:
+            yield from self._read_memory()
+        return outcomes
+
+    def _decide(self, plan: Plan, first: Send | None, reply: Any) -> Steps[tuple[Outcome, ...]]:
         checks = plan.checks
         if not checks:
             return ()
@@ -133,25 +140,21 @@ class Operations:
         """Drop one budget."""
         yield from self._send_to_slot(slot_of(identity), self._encoder.forget(rule_id, identity))
 
-    def memory(self) -> Steps[Any]:
-        """Read the memory section of INFO from a server."""
-        return self._send_to_slot(0, Command(pack("INFO", "memory")))
+    def _read_memory(self) -> Steps[None]:
+        """Check the memory of a server: once, or after every plan if the warning is an error."""
+        check, self.check_memory = self.check_memory, None  # first: one request reads it, the others go on
+        try:
+            with suppress(StoreError):  # the server may not allow it
+                reply = yield from self._send_to_slot(0, Command(pack("INFO", "memory")))
+                if check is not None:
+                    check(reply)
+        except (StrictError, SluicegateWarning):
+            self.check_memory = check
+            raise
 
     def identify(self) -> Steps[tuple[str | None, float]]:
         """Return the version of a server, and the seconds of a round trip."""
         return identify(partial(self._send_to_slot, 0))
-
-    def bans(self, terms: Terms) -> Scan[dict[str, int]]:
-        """Return the digests of the identities that a ban blocks, each with the microseconds left."""
-        return scan_bans(self._topology, self._encoder, terms)
-
-    def rule_ids(self, identity: str) -> Scan[set[str]]:
-        """Return the ids of the rules under which an identity has a budget."""
-        return scan_budgets(self._topology, self._encoder, identity)
-
-    def page(self, position: Position | None, identity: str | None) -> Steps[KeyPage]:
-        """Return the budgets among a few keys, of one identity or of all."""
-        return scan_page(self._topology, self._encoder, position, identity=identity)
 
     def _across(self, plan: Plan, groups: list[tuple[int, ...]]) -> Steps[tuple[Outcome, ...]]:
         """Run the groups of the plan one after the other. If a later one refuses, refund what the others charged. A

@@ -7,7 +7,7 @@ It reads the values that `algorithms/ban.lua` writes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -18,7 +18,7 @@ from sluicegate.stores.redis.commands import Command, pack
 from sluicegate.stores.redis.encoding import Encoder
 from sluicegate.stores.redis.failures import store_error
 from sluicegate.stores.redis.server_info import if_permitted
-from sluicegate.stores.redis.steps import Address, Send, Steps
+from sluicegate.stores.redis.steps import Address, NewDeadline, Send, Steps
 from sluicegate.stores.redis.topology import Topology
 
 _BUDGET: Final = re.compile(r":\{([\w-]{22})\}:(.+)", re.ASCII | re.DOTALL)  # as `Encoder.key` makes it
@@ -46,18 +46,14 @@ class KeyPage(NamedTuple):
     foreign: int = 0  # keys under the prefix that are of no budget
 
 
-Scan = Generator[Steps[object], Any, T]
-"""Yields operations, each with a separate deadline, and is sent their results."""
-
-
-def scan_bans(topology: Topology, encoder: Encoder, terms: Terms) -> Scan[dict[str, int]]:
+def scan_bans(topology: Topology, encoder: Encoder, terms: Terms) -> Steps[dict[str, int]]:
     """Return the digests of the identities that the ban blocks, each with the microseconds left."""
     pattern, found = encoder.pattern(terms.rule_id), dict[str, int]()
     yield from _scan(topology, partial(_find_bans, encoder=encoder, pattern=pattern), found.update)
     return found
 
 
-def scan_budgets(topology: Topology, encoder: Encoder, identity: str) -> Scan[set[str]]:
+def scan_budgets(topology: Topology, encoder: Encoder, identity: str) -> Steps[set[str]]:
     """Return the ids of the rules under which an identity has a budget.
 
     Every server is asked, as for bans: the slot of the identity may be on its way to another one.
@@ -69,12 +65,13 @@ def scan_budgets(topology: Topology, encoder: Encoder, identity: str) -> Scan[se
 
 def _scan(
     topology: Topology, find: Callable[[Address, int], Steps[tuple[int, T]]], add: Callable[[T], object]
-) -> Scan[None]:
+) -> Steps[None]:
     """Add what is found on every server. `find` returns the next cursor too: 0 at the end."""
-    for address in (yield topology.masters()):
+    for address in (yield from topology.masters()):
         cursor = 0
         while True:
-            cursor, part = yield find(address, cursor)
+            yield NewDeadline()
+            cursor, part = yield from find(address, cursor)
             add(part)
             if not cursor:
                 break

@@ -57,7 +57,11 @@ class Reconnect(NamedTuple):
     address: Address
 
 
-Steps = Generator[Send | Pause | Reconnect, Any, T]
+class NewDeadline(NamedTuple):
+    """A step of a long operation: the next steps have a deadline of their own."""
+
+
+Steps = Generator[Send | Pause | Reconnect | NewDeadline, Any, T]
 """Steps of one operation. It is sent each reply, which may be an error reply or a NoReplyError."""
 
 

@@ -53,6 +53,10 @@ class Host(Protocol):
         """Raise OSError if the server at the other end is another user's. Called before anything is sent."""
         ...
 
+    def leave(self) -> None:
+        """Stop using the server. Called when the store is closed."""
+        ...
+
 
 RedisConnection = Any
 """A connection of redis-py. The class for threads and the one for asyncio have no common base with types."""
