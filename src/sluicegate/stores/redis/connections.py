@@ -10,7 +10,6 @@ from __future__ import annotations
 
 # The first connection would import it, and a fork in the middle of an import leaves the import locked in the child.
 import encodings.idna  # noqa: F401  # pyright: ignore[reportUnusedImport]
-import os
 import select
 import ssl
 from collections import deque
@@ -46,7 +45,7 @@ _CLOSED: Final = (ConnectionResetError, BrokenPipeError, RedisConnectionError, s
 class Connection:
     """One open connection. Raises OSError or RedisError if it cannot be opened in so many seconds."""
 
-    __slots__ = ("__weakref__", "_direct", "_patience", "_reader", "_redis", "_socket", "is_readable", "used")
+    __slots__ = ("__weakref__", "_patience", "_reader", "_redis", "_socket", "is_readable", "used")
 
     def __init__(
         self, servers: Servers, step: Send, patience: Patience, *, seconds: float, progress: Callable[[], object]
@@ -61,7 +60,6 @@ class Connection:
                 opened.read_response()
         self._socket: socket = opened._sock  # redis-py has no public name for it
         self._socket.settimeout(patience.look)
-        self._direct = os.name == "posix" and not isinstance(self._socket, ssl.SSLSocket)  # elsewhere it is no file
         self._reader = hiredis.Reader()
         self._patience = patience
         self.is_readable = watcher(self._socket)
@@ -75,15 +73,9 @@ class Connection:
         """Send a command, and return its reply. After an exception a reply may still come: close the connection."""
         frame, tag, _, replies = command
         reader, sock = self._reader, self._socket
-        # A socket with a timeout does not block, so write at once: `send` would first wait for its buffer.
-        # The file descriptor is read each time: that of a closed socket may belong to another file now.
-        try:
-            sent = os.write(sock.fileno(), frame) if self._direct else 0
-        except BlockingIOError:
-            sent = 0
-        while sent < len(frame):
+        while frame:
             try:
-                sent += sock.send(frame[sent:])
+                frame = frame[sock.send(frame) :]
             except TimeoutError:
                 looks -= 1.0
                 if looks <= 0:
