@@ -109,19 +109,21 @@ class AsyncConnection(asyncio.Protocol):
         A single check joins the batch of its rule that leaves in this turn of the loop.
         """
         shape, digest, _, _ = command  # of a single check; else nothing may join
-        unsent, is_open = self.unsent, self._transport is not None
-        group = unsent.get(id(shape))
-        if answer is None:
-            if not unsent and is_open and not self._waiting and self._is_lost():
-                return None
-            answer = self._loop.create_future()
+        unsent, group = self.unsent, self.unsent.get(id(shape))
         if group is not None and group[4] <= looks:  # by numbers, which cost less than names
+            if answer is None:
+                answer = self._loop.create_future()
             group[1].append(digest)
             answers = group[2]
             answers.append(answer)
             if len(answers) >= _FEW and (len(answers) >= _MANY or not self._waiting):
                 self._flush()
             return answer
+        is_open = self._transport is not None
+        if answer is None:
+            if not unsent and is_open and not self._waiting and self._is_lost():
+                return None
+            answer = self._loop.create_future()
         if is_open and not unsent:
             self._loop.call_soon(self._flush)
         key = id(shape) if is_open and type(shape) is HitShape else id(answer)
@@ -463,10 +465,10 @@ class AsyncConnections(AsyncDriver):
     def send(self, step: Send, looks: float) -> Awaitable[object]:
         """Send a command. Return the reply, or a NoReplyError."""
         here = self.loops.get(asyncio.get_running_loop()) or self._of_this_loop()
-        connection = here.used.get(step[0])
-        answer = None if connection is None else connection.send(step[1], looks)
-        if answer is not None:
-            return answer
+        if step[0] in here.used:
+            answer = here.used[step[0]].send(step[1], looks)
+            if answer is not None:
+                return answer
         connection = here.connect(self._servers, step, self.patience)
         answer = cast(_Answer, connection.send(step.command, looks))  # one that opens takes every command
         if here.closed:  # a slot is released after `close`, which is not called again

@@ -85,7 +85,9 @@ class Encoder:
     def compile(self, terms: tuple[Terms, ...], mode: Mode) -> Callable[[Checks], AnyCommand]:
         """Return what makes the command that decides checks of these terms. It chooses the script."""
         if mode == "charge" and self._hitting and _are_ordinary(terms):
-            return partial(self._hit if self.clock is None else self._hit_at_cost, self._hit_shape(terms))
+            shape = self._hit_shape(terms)
+            way = self._hit_at_cost if self.clock is not None else self._hit if shape.many is None else self._single
+            return partial(way, shape)
         return partial(self._general, self._shape("run", terms), _MODES[mode])
 
     def run(self, plan: Plan, *, refused: bool = False) -> Command:
@@ -110,7 +112,7 @@ class Encoder:
                 parts += (rule.algorithm, counted, bulk(cost), rule.params)
         return Command(b"".join(parts), tag, shape.script)
 
-    def _hit(self, shape: HitShape, checks: Checks) -> AnyCommand:
+    def _hit(self, shape: HitShape, checks: Checks) -> Command:
         """Return the command that charges ordinary checks if all are allowed: nearly always each at cost 1."""
         digests: tuple[bytes, ...] = ()
         for _, identity, cost in checks:
@@ -118,9 +120,14 @@ class Encoder:
                 return self._hit_at_cost(shape, checks)
             digests += (packed_digest(identity),)
         tag = next(self._tags)
-        if shape.many is not None:
-            return new(SingleCheck, (shape, digests[0], tag, 1))
         return new(Command, (shape.usual % (*digests, tag), tag, shape.script, 1))
+
+    def _single(self, shape: HitShape, checks: Checks) -> AnyCommand:
+        """Return the command of one check that can be in a batch."""
+        _, identity, cost = checks[0]
+        if cost != 1:
+            return self._hit_at_cost(shape, checks)
+        return new(SingleCheck, (shape, packed_digest(identity), next(self._tags), 1))
 
     def _hit_at_cost(self, shape: HitShape, checks: Checks) -> Command:
         """Return the same command with the cost of each check and, in tests, the time."""
