@@ -262,11 +262,8 @@ class AsyncConnection(asyncio.Protocol):
                 _stream_of(redis_connection).transport.abort()  # redis-py leaves it open if its task is cancelled
             if self._transport is not None:
                 return  # another opening was quicker
-            failure = failure_of(error)
-            if failure is not None:
-                self.fail(self._servers.shown(failure))
-            elif isinstance(error, Exception):
-                self._raise(error)
+            if isinstance(error, Exception):
+                self.fail(self._servers.shown(failure_of(error)))
             else:
                 self.fail(ConnectionError("the opening of the connection was cancelled"), concerns="plan")
                 raise
@@ -274,13 +271,6 @@ class AsyncConnection(asyncio.Protocol):
     def _note(self) -> None:
         """Note progress: the callers go on waiting."""
         self._progress = self._looks
-
-    def _raise(self, error: Exception) -> None:
-        """Raise an error of `Host.ensure` in each caller."""
-        for each in self.unsent.values():
-            if not each.is_over:
-                each.answers[0].set_exception(error)
-        self.fail(error)
 
     def _begin(self, writer: asyncio.StreamWriter) -> None:
         """Use the open stream. Send the commands that wait for it."""

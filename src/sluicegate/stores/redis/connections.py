@@ -27,7 +27,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, RedisError
 
 from sluicegate.clock import monotonic
-from sluicegate.errors import SluicegateError
 from sluicegate.runtime import fork
 from sluicegate.stores.redis.commands import Fields
 from sluicegate.stores.redis.drivers import Driver
@@ -118,13 +117,9 @@ def check_tag(tag: int | None, reply: object) -> None:
         raise ConnectionError("the reply is to another command")
 
 
-def failure_of(error: BaseException) -> Exception | None:
-    """Return the failure of a connection (network error, unreadable reply); None for our own error or an interrupt."""
-    if isinstance(error, (OSError, RedisError)):
-        return error
-    if isinstance(error, (hiredis.HiredisError, *MALFORMED)) and not isinstance(error, SluicegateError):
-        return ConnectionError(f"{type(error).__name__}: {error}")  # the parser of redis-py or hiredis, and socket
-    return None
+def failure_of(error: Exception) -> Exception:
+    """Return an error as the failure of a connection: a network error, or one of a parser, a library or a thread."""
+    return error if isinstance(error, (OSError, RedisError)) else ConnectionError(f"{type(error).__name__}: {error}")
 
 
 def concerns_of(error: BaseException | None, *, answered: bool) -> Concerns:
@@ -179,19 +174,19 @@ class _Pool:
         # A signal handler or finalizer may need a connection in a thread that holds it.
         self._lock: Any = RLock()  # the stubs lack `_is_owned`
 
-    def wait(self, step: Send, looks: float) -> Connection:
+    def wait(self, step: Send, looks: float) -> Connection | NoReplyError:
         """Wait for a connection: one that is put back, perhaps closed by the server, or one that is opened.
 
         A thread starts one opening. It starts another one only if no opening is younger than `STUCK`, and its first
         one is not over or another thread has taken the connection.
 
-        Raises NoReplyError after so many looks without progress (half of them under Sentinel or in a cluster, while no
+        Returns a NoReplyError after so many looks without progress (fewer under Sentinel or in a cluster, while no
         connection is open), after `patience.longest` looks in all, if an opening failed and no connection is open or
-        may soon be, and in a signal handler of a thread that holds the lock. Raises an error of `Host.ensure` as it is.
+        may soon be, and in a signal handler of a thread that holds the lock.
         """
         if self._lock._is_owned():  # the thread that opens a connection needs the lock
             cause = TimeoutError("a signal handler or finalizer cannot wait for the connection that its thread opens")
-            raise NoReplyError(step.address, cause, sent=False, concerns="plan")
+            return NoReplyError(step.address, cause, sent=False, concerns="plan")
         failed, seen, patience = self._failed, self._progress, self._patience
         silent = waited = 0.0  # looks: since the last progress, and in all
         own: _Opening | None = None
@@ -213,7 +208,7 @@ class _Pool:
                     over = silent >= most or waited >= patience.longest
                     refused = failed != self._failed and not self._open and not self._fresh()
                     if opening is None and (over or refused):
-                        raise self._no_connection(step.address, failed=failed != self._failed)
+                        return self._no_connection(step.address, failed=failed != self._failed)
                 if opening is not None:
                     own = opening
                     self._start(opening, step)
@@ -238,10 +233,10 @@ class _Pool:
             except IndexError:
                 connection = None
             if connection is None:
-                try:
-                    connection = self.wait(step, looks)
-                except NoReplyError as error:
-                    return error
+                found = self.wait(step, looks)
+                if isinstance(found, NoReplyError):
+                    return found
+                connection = found
             now = monotonic()
             try:
                 if now - connection.used >= BUSY and connection.is_readable():
@@ -263,8 +258,7 @@ class _Pool:
     def _lost(self, connection: Connection, error: BaseException, *, began: float) -> NoReplyError:
         """Close a connection without a reply. Return the failure. Raises another error."""
         self.discard(connection)
-        failure = failure_of(error)
-        if failure is None:
+        if not isinstance(error, (OSError, RedisError, hiredis.HiredisError, *MALFORMED)):
             raise error  # an interrupt, or the timeout of a greenlet
         concerns = concerns_of(error, answered=connection.used > -inf)
         for idle in list(self._idle) if concerns == "server" else ():
@@ -273,7 +267,7 @@ class _Pool:
                 with suppress(ValueError):  # another thread has taken it
                     self._idle.remove(idle)
                     self.discard(idle)
-        return NoReplyError(self.address, failure, sent=True, concerns=concerns)
+        return NoReplyError(self.address, failure_of(error), sent=True, concerns=concerns)
 
     def discard(self, connection: Connection) -> None:
         """Close a connection."""
@@ -336,9 +330,8 @@ class _Pool:
             if self._servers.host is not None:
                 self._servers.host.ensure(self._patience.deadline)
             connection = Connection(self._servers, step, self._patience, seconds=seconds, progress=step_done)
-        except Exception as error:  # noqa: BLE001  # the request that waits raises an error of `ensure`
-            found = failure_of(error)
-            failure = error if found is None else self._servers.shown(found)
+        except Exception as error:  # noqa: BLE001  # the request that waits gets it
+            failure = self._servers.shown(failure_of(error))
         finally:
             with self._lock:
                 self._openings.discard(opening)
@@ -356,7 +349,7 @@ class _Pool:
         if unwanted:
             self.close()
 
-    def _no_connection(self, address: Address, *, failed: bool) -> Exception:
+    def _no_connection(self, address: Address, *, failed: bool) -> NoReplyError:
         """Return the error of a request without a connection. It concerns the server if no connection is open."""
         cause = self._failure if failed else None
         if cause is None and self._open:
@@ -365,8 +358,6 @@ class _Pool:
             cause = TimeoutError(f"all {len(self._open)} connections are busy{more}")
         elif cause is None:
             cause = TimeoutError("no connection within the deadline")
-        elif not isinstance(cause, (RedisError, OSError)):
-            return cause
         error = NoReplyError(address, cause, sent=False, concerns="plan" if self._open else "server")
         error.__cause__ = cause
         return error
