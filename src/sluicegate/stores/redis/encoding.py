@@ -75,17 +75,17 @@ class Encoder:
         self.clock = clock  # of tests; None for the server's clock
         if clock is not None:
             read_us(clock)  # raises for a clock that cannot work
-        self._split = split
         self._hitting = not decoded
         self._batches = batches and clock is None and not split
         self._shape = lru_cache(maxsize=_MAX_SHAPES)(self._pack)
-        self._hit_shape = lru_cache(maxsize=_MAX_SHAPES)(self._pack_hit)
+        self.compile = lru_cache(maxsize=_MAX_SHAPES)(self._compile)
+        """Returns what makes the command that decides checks of these terms in this mode."""
         self._tags = chain.from_iterable(repeat(_TAGS))
 
-    def compile(self, terms: tuple[Terms, ...], mode: Mode) -> Callable[[Checks], AnyCommand]:
-        """Return what makes the command that decides checks of these terms. It chooses the script."""
+    def _compile(self, terms: tuple[Terms, ...], mode: Mode) -> Callable[[Checks], AnyCommand]:
+        """Choose the script for checks of these terms."""
         if mode == "charge" and self._hitting and _are_ordinary(terms):
-            shape = self._hit_shape(terms)
+            shape = self._pack_hit(terms)
             way = self._hit_at_cost if self.clock is not None else self._hit if shape.many is None else self._single
             return partial(way, shape)
         return partial(self._general, self._shape("run", terms), _MODES[mode])
