@@ -105,7 +105,7 @@ POSITIONAL = 3
 # module:function → the reason why it catches every exception.
 CATCHES_ALL: dict[str, str] = {
     "runtime.awaiting:label_of": "the application's object may raise anything; it has a name all the same",
-    "stores.redis.connections:_Pool.ask": "any error closes the connection; raised again",
+    "stores.redis.connections:_Pool.send": "any error closes the connection; raised again",
     "stores.redis.connections:_Pool._start": "an opening that did not begin gives its place back, whatever happens",
     "stores.redis.connections:_Pool._connect": "any error of `Host.ensure`; raised again in the request that waits",
     "stores.redis.async_connections:AsyncConnection._connect": "any error: every asker gets it or raises it",

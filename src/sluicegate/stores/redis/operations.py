@@ -84,7 +84,7 @@ class Operations:
             if len(groups) > 1:
                 return (yield from self._across(plan, groups))
         command = self._encoder.run(plan) if first is None else first.command.whole
-        reply = yield from self._send(checks, command, first, reply)
+        reply = yield from self._send(checks, command, first, reply=reply)
         if isinstance(reply, Exception):
             return (yield from self._across(plan, _alone(checks, range(len(checks)))))
         return self.decode(checks, reply)
@@ -206,7 +206,7 @@ class Operations:
         slot = slot_of(checks[0].identity) if self._topology.split else 0
         # A ban counts the refusals of the other checks in the same run of the script.
         alone = len(checks) > 1 and checks[-1].terms.algorithm != BAN
-        return self._send_to_slot(slot, command, first, reply, alone=alone)
+        return self._send_to_slot(slot, command, first, reply=reply, alone=alone)
 
     def _send_to_slot(
         self, slot: int, command: Command, step: Send | None = None, reply: Any = None, *, alone: bool = False
