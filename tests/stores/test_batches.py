@@ -204,6 +204,7 @@ def test_the_frame_of_a_batch_and_its_reply() -> None:
         b"7 8 9 " + b"x" * 60,
     ]
     (passed,) = split_reply([b"7 8 9 ", b""], 1, commands[0].shape.read)
+    assert isinstance(passed, Outcome)
     assert (passed.allowed, passed.remaining, passed.at) == (True, 9, 8_000_009)
 
 

@@ -127,7 +127,7 @@ def batch(shape: HitShape, digests: Sequence[bytes], tag: int) -> Command:
     return Command(b"".join((head, rule.before, keys, rule.after, tail)), tag, many)
 
 
-def split_reply(reply: list[Any], count: int, read: Reader) -> list[Any]:
+def split_reply(reply: list[object], count: int, read: Reader) -> list[object]:
     """Return the reply to a batch, as the reply to each of its `count` commands: the outcome if the check passed, or
     text, or an error reply. Raises ConnectionError if it makes no sense.
     """

@@ -66,7 +66,7 @@ class Operations:
 
         return first
 
-    def run(self, plan: Plan, first: Send | None = None, reply: Any = None) -> Steps[tuple[Outcome, ...]]:
+    def run(self, plan: Plan, first: Send | None = None, reply: object = None) -> Steps[tuple[Outcome, ...]]:
         """Decide a plan: charge all its enforced checks or none, and what `count_denied`, `forced` and shadow groups
         add. `first` was sent already and got `reply`.
         """
@@ -75,7 +75,7 @@ class Operations:
             yield from self._read_memory()
         return outcomes
 
-    def _decide(self, plan: Plan, first: Send | None, reply: Any) -> Steps[tuple[Outcome, ...]]:
+    def _decide(self, plan: Plan, first: Send | None, reply: object) -> Steps[tuple[Outcome, ...]]:
         checks = plan.checks
         if not checks:
             return ()
@@ -200,7 +200,7 @@ class Operations:
                     outcomes[i] = stands if plan.checks[i].terms.shadow else outcome._replace(allowed=True)
 
     def _send(
-        self, checks: tuple[Check, ...], command: Command, first: Send | None = None, reply: Any = None
+        self, checks: tuple[Check, ...], command: Command, first: Send | None = None, reply: object = None
     ) -> Steps[Any]:
         """Return the reply to a command for keys of one slot: the reply TRYAGAIN if each check may be sent alone."""
         slot = slot_of(checks[0].identity) if self._topology.split else 0
@@ -209,7 +209,7 @@ class Operations:
         return self._send_to_slot(slot, command, first, reply=reply, alone=alone)
 
     def _send_to_slot(
-        self, slot: int, command: Command, step: Send | None = None, reply: Any = None, *, alone: bool = False
+        self, slot: int, command: Command, step: Send | None = None, reply: object = None, *, alone: bool = False
     ) -> Steps[Any]:
         """Return the reply to a command, from the server that has the slot. Follows redirections. `step` was sent
         already and got `reply`.
