@@ -61,8 +61,8 @@ def play(name: str, text: str) -> Run:
     algorithm, quota = find(name), Quota.parse(text)
     params, state, admitted = algorithm.params(quota), None, []
     for moment in [0, *range(SILENT * SECOND, LONG * SECOND, SECOND // EACH)]:
-        if algorithm.check(state, START + moment, 1, params).allowed:
-            state = algorithm.charge(state, START + moment, 1, params)
+        outcome, state = algorithm.decide(state, START + moment, 1, params)
+        if outcome.allowed:
             admitted.append(moment)
     return Run(name, quota, admitted)
 

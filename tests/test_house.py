@@ -128,9 +128,7 @@ CATCHES_ALL: dict[str, str] = {
 
 # Functions that may get more than three positional arguments, booleans too (with or without a leading "_").
 MANY_ARGUMENTS = {
-    "check": "the contract of an algorithm: (state, now, cost, params)",
-    "check_of": "the contract of an algorithm: (state, now, cost, params)",
-    "charge": "the contract of an algorithm: (state, now, cost, params)",
+    "decide": "the contract of an algorithm: (state, now, cost, params)",
     "refund": "the contract of an algorithm: (state, now, cost, params)",
     "Waiting": "a tuple: an answer, and what it answers",
     "Outcome": "a tuple, made on every check: keyword arguments would slow the hot path",
@@ -426,7 +424,7 @@ def test_the_package_has_the_readme() -> None:
         (
             passes_few_arguments_by_position,
             "x",
-            "f(1, 2, 3, 4)\nx._check(1, 2, 3, 4)\nf(1, 2, 3, d=4)\nmax(1, 2, 3, 4)",
+            "f(1, 2, 3, 4)\nx._decide(1, 2, 3, 4)\nf(1, 2, 3, d=4)\nmax(1, 2, 3, 4)",
             1,
         ),
         (never_sleeps, "x", "time.sleep(1)\nawait_(asyncio.sleep(0))\nsleep(0.0)\nsleep(n)", 2),

@@ -171,9 +171,9 @@ def test_12_a_clock_that_goes_back_frees_or_freezes(algorithm: Any) -> None:
     module = find(algorithm)
     params = module.params(Quota(2, 60))
     now = 1_760_000_000_123_457
-    state = module.charge(None, now, 2, params)
-    assert not module.check(state, now - 1_000_000, 1, params).allowed
-    assert module.check(state, now - 3_600_000_000, 1, params).allowed
+    _, state = module.decide(None, now, 2, params)
+    assert not module.decide(state, now - 1_000_000, 1, params)[0].allowed
+    assert module.decide(state, now - 3_600_000_000, 1, params)[0].allowed
 
 
 @ALGORITHMS

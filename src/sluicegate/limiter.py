@@ -728,18 +728,12 @@ class AsyncLimiter(_Engine[AsyncStore]):
 class _Limit(Generic[_AnyLimiter]):
     """The common part of both prepared limits."""
 
-    __slots__ = ("_held", "_limiter", "_run", "_runs", "_terms")
+    __slots__ = ("_held", "_limiter", "_terms")
 
     def __init__(self, limiter: _AnyLimiter, terms: tuple[Terms, ...]) -> None:
         self._limiter = limiter
         self._terms = terms
         self._held = terms[0].held
-        self._compile()
-
-    def _compile(self) -> None:
-        """Take what decides in the store that the limiter uses now. A test may give it another one."""
-        self._runs = self._limiter.runs["charge"]
-        self._run = self._runs[self._terms]
 
     def __call__(self, view: object, *_: object, **__: object) -> NoReturn:
         """Raise RuleError: in other libraries the limit of a limiter is a decorator."""
@@ -750,11 +744,11 @@ class _Limit(Generic[_AnyLimiter]):
         name, terms = type(self).__name__, self._terms
         return f"{name}({'; '.join([f'{each.limit} at once' if each.held else str(each.quota) for each in terms])})"
 
-    def _checks(self, identity: object, cost: int) -> Checks:
-        """Return the checks of a hit."""
+    def _checks(self, identity: object, cost: int, *, slots: bool = False) -> Checks:
+        """Return the checks of an identity and a cost, as the user gives them. A Concurrency has only `slots`."""
         if cost is not _ONE and (type(cost) is not int or not 0 <= cost <= MAX_LIMIT):
             cost = whole_cost("cost", cost)
-        if self._held and cost:
+        if self._held and cost and not slots:
             given, problem = f"{self._terms[0].limit} at once", "a Concurrency, whose slot must be released"
             raise QuotaError("quota", given, problem=problem, expected="use hold")
         text, checks = self._limiter.text(identity), _NO_CHECKS
@@ -762,23 +756,14 @@ class _Limit(Generic[_AnyLimiter]):
             checks += (new(Check, (terms, text, cost)),)
         return checks
 
-    def _given(self, identity: object, cost: int, *, charge: bool = True) -> Plan:
-        """Make a plan for an identity and a cost as the user gives them."""
-        text, cost = self._limiter.text(identity), whole_cost("cost", cost)
-        return Plan(tuple([new(Check, (each, text, cost)) for each in self._terms]), charge)
-
-    def _charge(self, identity: object, cost: int) -> Plan:
-        """Return the plan of a reservation."""
-        return Plan(self._checks(identity, cost))
-
     def _slots(self, identity: object, cost: int) -> Plan:
         """Return the plan that takes slots."""
         if cost == 0 and isinstance(cost, int):
             raise RuleError("cost", cost, problem="it holds no slot", expected="give 1 or more")
-        if not self._terms[0].held:
+        if not self._held:
             given, problem = "; ".join([str(each.quota) for each in self._terms]), "a quota per time, no Concurrency"
             raise RuleError("concurrency", given, problem=problem, expected='give a Concurrency or "10 at once"')
-        return self._given(identity, cost)
+        return Plan(self._checks(identity, cost, slots=True))
 
 
 class Limit(_Limit[Limiter]):
@@ -792,13 +777,11 @@ class Limit(_Limit[Limiter]):
     def hit(self, identity: object, cost: int = 1) -> Decision:
         """Charge `cost` units to an identity if every quota allows them, or else charge nothing."""
         limiter = self._limiter
-        if self._runs is not limiter.runs["charge"]:
-            self._compile()
-        return limiter.decide(self._run, self._checks(identity, cost))
+        return limiter.decide(limiter.runs["charge"][self._terms], self._checks(identity, cost))
 
     def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
-        return uncharged(self._limiter.run(self._given(identity, cost, charge=False)))
+        return uncharged(self._limiter.run(Plan(self._checks(identity, cost, slots=True), charge=False)))
 
     def reset(self, identity: object) -> None:
         """Give an identity its whole budget back: forget all its charges."""
@@ -808,7 +791,7 @@ class Limit(_Limit[Limiter]):
 
     def reserve(self, identity: object, cost: int) -> Reservation:
         """Charge an estimated `cost`, as `hit` does. Settle it when the actual cost is known."""
-        return Reservation(self._limiter.store, self._limiter.take(self._charge(identity, cost)))
+        return Reservation(self._limiter.store, self._limiter.take(Plan(self._checks(identity, cost))))
 
     @contextmanager
     def hold(self, identity: object, cost: int = 1, *, refuse: bool = False) -> Generator[Slot]:
@@ -832,14 +815,12 @@ class AsyncLimit(_Limit[AsyncLimiter]):
     async def hit(self, identity: object, cost: int = 1) -> Decision:
         """Charge `cost` units to an identity if every quota allows them, or else charge nothing."""
         limiter = self._limiter
-        if self._runs is not limiter.runs["charge"]:
-            self._compile()
-        made = limiter.decide(self._run, self._checks(identity, cost))
+        made = limiter.decide(limiter.runs["charge"][self._terms], self._checks(identity, cost))
         return made if type(made) is Decision else await made
 
     async def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
-        return uncharged(await self._limiter.run(self._given(identity, cost, charge=False)))
+        return uncharged(await self._limiter.run(Plan(self._checks(identity, cost, slots=True), charge=False)))
 
     async def reset(self, identity: object) -> None:
         """Give an identity its whole budget back: forget all its charges."""
@@ -850,7 +831,7 @@ class AsyncLimit(_Limit[AsyncLimiter]):
 
     async def reserve(self, identity: object, cost: int) -> AsyncReservation:
         """Charge an estimated `cost`, as `hit` does. Settle it when the actual cost is known."""
-        return AsyncReservation(self._limiter.store, await self._limiter.take(self._charge(identity, cost)))
+        return AsyncReservation(self._limiter.store, await self._limiter.take(Plan(self._checks(identity, cost))))
 
     @asynccontextmanager
     async def hold(self, identity: object, cost: int = 1, *, refuse: bool = False) -> AsyncGenerator[AsyncSlot]:

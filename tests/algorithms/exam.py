@@ -87,17 +87,17 @@ class AlgorithmExam(ABC):
                 at, cost = scene.admitted.pop()
                 scene = scene._replace(state=self.algorithm.refund(scene.state, now, cost, params, at))
             cost = step.cost.number(params[0], scene.last)
-            last = self.algorithm.check(scene.state, now, cost, params)
-            scene = scene._replace(now=now, last=last)
-            if cost and (last.allowed or (step.forced and last.retry_after is not None)):
-                scene = scene._replace(state=self.algorithm.charge(scene.state, now, cost, params))
+            last, state = self.algorithm.decide(scene.state, now, cost, params)
+            if not last.allowed and step.forced and last.retry_after is not None:
+                _, state = self.algorithm.decide(scene.state, now, cost, params, forced=True)
+            scene = scene._replace(now=now, last=last, state=state)
             if cost and last.allowed:
                 scene.admitted.append((now, cost))
         return scene
 
     def ask(self, scene: Scene, cost: int, *, after: int = 0) -> Outcome:
         """Return the outcome of a cost, `after` microseconds later. The scene does not change."""
-        return self.algorithm.check(deepcopy(scene.state), scene.now + after, cost, scene.params)
+        return self.algorithm.decide(deepcopy(scene.state), scene.now + after, cost, scene.params)[0]
 
     def answers(self, scene: Scene, *, after: int = 0) -> list[Outcome]:
         """Return all one can see of a state: outcomes of several costs, now and later, before and after a charge."""
@@ -115,18 +115,20 @@ class AlgorithmExam(ABC):
     def test_law_1_cost_0_is_a_peek(self, data: st.DataObject) -> None:
         scene = self._drawn(data)
         before = self.answers(scene)
-        outcome = self.algorithm.check(scene.state, scene.now, 0, scene.params)
+        outcome, state = self.algorithm.decide(scene.state, scene.now, 0, scene.params)
         assert (outcome.allowed, outcome.retry_after) == (True, 0)
-        assert self.answers(scene) == before
+        assert self.answers(scene) == self.answers(scene._replace(state=state)) == before
 
     @examples(_EXAMPLES)
     @given(st.data(), COSTS)
     def test_law_2_a_refusal_changes_nothing(self, data: st.DataObject, cost: Cost) -> None:
         scene = self._drawn(data)
         before, seen = self.answers(scene), self.ask(scene, 0)
-        outcome = self.algorithm.check(scene.state, scene.now, cost.number(scene.limit, scene.last), scene.params)
+        asked = cost.number(scene.limit, scene.last)
+        outcome, state = self.algorithm.decide(scene.state, scene.now, asked, scene.params)
         assert self.answers(scene) == before
         if not outcome.allowed:
+            assert self.answers(scene._replace(state=state)) == before
             assert outcome == seen._replace(allowed=False, retry_after=outcome.retry_after)
             assert outcome.retry_after is None or outcome.retry_after > 0
 
@@ -269,9 +271,8 @@ class AlgorithmExam(ABC):
             assert number is None or (type(number) is int and 0 <= number < EXACT)
 
     def _charged(self, scene: Scene, cost: int) -> Scene:
-        state = deepcopy(scene.state)
-        self.algorithm.check(state, scene.now, cost, scene.params)
-        return scene._replace(state=self.algorithm.charge(state, scene.now, cost, scene.params))
+        _, state = self.algorithm.decide(deepcopy(scene.state), scene.now, cost, scene.params, forced=True)
+        return scene._replace(state=state)
 
     def _refunded(self, scene: Scene, cost: int, *, at: int) -> Scene:
         state = self.algorithm.refund(deepcopy(scene.state), scene.now, cost, scene.params, at)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from fractions import Fraction
 from typing import Any
 
@@ -103,12 +102,10 @@ def test_vectors(example: str) -> None:
     state = None
     for second, cost, *expected in VECTORS[example]:
         now = START * MICROSECOND + us(second)
-        outcome = algorithm.check(state, now, cost, params)
+        outcome, state = algorithm.decide(state, now, cost, params)
         allowed, remaining, *waits = expected
         row = f"at {second} s, cost {cost}"
         assert (row, *outcome) == (row, allowed, params[0], remaining, *map(us, waits), now, "store")
-        if allowed and cost:
-            state = algorithm.charge(state, now, cost, params)
 
 
 REFUNDS = [  # charges as (second, cost); the first is given back at a second; then second → remaining
@@ -136,11 +133,11 @@ def test_refunds(example: str, charges: list[tuple[Any, int]], second: int, left
     params = algorithm.params(Quota.parse(text))
     state, moments = None, [START * MICROSECOND + us(moment) for moment, _ in charges]
     for now, (_, cost) in zip(moments, charges, strict=True):
-        assert algorithm.check(state, now, cost, params).allowed
-        state = algorithm.charge(state, now, cost, params)
+        outcome, state = algorithm.decide(state, now, cost, params)
+        assert outcome.allowed
     state = algorithm.refund(state, START * MICROSECOND + us(second), charges[0][1], params, moments[0])
     for moment, remaining in left.items():
-        seen = algorithm.check(deepcopy(state), START * MICROSECOND + us(moment), 0, params)
+        seen, _ = algorithm.decide(state, START * MICROSECOND + us(moment), 0, params)
         assert (moment, seen.remaining) == (moment, remaining)
 
 

@@ -75,7 +75,7 @@ def play(story: Callable[[AsyncLimiter, Late, MemoryStore], Awaitable[None]], **
 
 def left(memory: MemoryStore, quota: Any, identity: str = "alice") -> int:
     """What is left in the store itself."""
-    plan = Limiter().limit(quota)._given(identity, 0, charge=False)
+    plan = Plan(Limiter().limit(quota)._checks(identity, 0), charge=False)
     return memory.run(plan)[0].remaining
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from copy import deepcopy
 
 import pytest
 from hypothesis import given
@@ -32,8 +31,8 @@ class Skewed:
 
 
 class Pure:
-    """One budget by the Python pair alone. What a check drops because it has expired is not kept dropped: Lua's peeks
-    and refusals write nothing, so that after a step back Lua still knows what Python may have forgotten.
+    """One budget by the Python half alone. What a peek or a refusal drops because it has expired is not kept dropped:
+    those of Lua write nothing, so that after a step back Lua still knows what Python may have forgotten.
     """
 
     def __init__(self, clock: Skewed) -> None:
@@ -42,12 +41,14 @@ class Pure:
     def run(self, check: Check) -> Outcome:
         terms, _, cost = check
         algorithm, now = ALGORITHMS[terms.algorithm], self._clock.moment
-        state = deepcopy(self._state)
-        outcome = algorithm.check(state, now, cost, terms.params)
+        outcome, state = algorithm.decide(self._state, now, cost, terms.params)
         counted = not outcome.allowed and terms.count_denied and outcome.retry_after is not None
-        if cost and (outcome.allowed or counted):
-            self._state = algorithm.charge(state, now, cost, terms.params)
-        return algorithm.check(deepcopy(self._state), now, cost, terms.params) if counted else outcome
+        if counted:
+            _, self._state = algorithm.decide(self._state, now, cost, terms.params, forced=True)
+            return algorithm.decide(self._state, now, cost, terms.params)[0]
+        if cost and outcome.allowed:
+            self._state = state
+        return outcome
 
 
 @pytest.mark.parametrize("algorithm", NAMES)

@@ -241,8 +241,8 @@ def test_three_times_as_many_identities_as_keys(
     refused = [hitter(store, quota=quota) for quota in ("2/hour", "1/day")]
     assert [[hit("refused") for _ in range(3)] for hit in refused] == [[True, True, False], [True, False, False]]
     looks: list[int] = []
-    inspected, expired = itertools.count(), Entry.expired
-    monkeypatch.setattr(Entry, "expired", lambda entry, now: (next(inspected), expired(entry, now))[1])
+    inspected, inspect = itertools.count(), Entry.inspect
+    monkeypatch.setattr(Entry, "inspect", lambda entry, now: (next(inspected), inspect(entry, now))[1])
     begun = perf_counter()
     for start in range(0, count, step):
         before = next(inspected)
@@ -453,37 +453,49 @@ def test_a_signal_handler_may_decide_while_an_entry_is_evicted(
     hit = hitter(store)
     for number in range(10):
         assert hit(f"old {number}")
-    expired, handled = Entry.expired, [f"nested {number}" for number in range(12)]
+    inspect, handled = Entry.inspect, [f"nested {number}" for number in range(12)]
 
-    def interrupted(self: Entry, now: int) -> bool:
+    def interrupted(self: Entry, now: int) -> None:
         if handled:
             assert hit(handled.pop())
-        return expired(self, now)
+        inspect(self, now)
 
-    monkeypatch.setattr(Entry, "expired", interrupted)
+    monkeypatch.setattr(Entry, "inspect", interrupted)
     for number in range(30):
         assert hit(f"new {number}")
     assert not handled
     assert len(store) <= 10 + 12  # a handler adds its own key
 
 
-def test_a_signal_handler_may_decide_before_a_charge_is_noted(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("change", ["hit", "forget", "close"])
+def test_a_signal_handler_may_change_an_entry_that_is_charged(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """The new key of the handler removes expired entries. The one that is charged now had expired before."""
+    """The entry that is charged had expired. The handler's new key removes it, or the handler drops its budget."""
     store = MemoryStore(clock=clock)
-    hit = hitter(store, quota="1/hour")
+    hit, rule = hitter(store, quota="1/hour"), terms("sliding-window", "1/hour")
     assert hit("alice")
+    assert hit("carol")
     clock.advance(3600)
-    mark, handled = Entry.mark, ["bob"]
+    module: Any = KEPT["sliding-window"]
+    decide, handled = module.decide, [1]
 
-    def interrupted(self: Entry, *noted: Any) -> None:
+    def interrupted(*arguments: Any, **more: Any) -> Any:
+        made = decide(*arguments, **more)
         if handled:
-            assert hit(handled.pop())
-        mark(self, *noted)
+            handled.pop()
+            if change == "hit":
+                assert hit("bob")
+            elif change == "forget":
+                store.forget(rule.rule_id, "alice")
+            else:
+                store.close()
+        return made
 
-    monkeypatch.setattr(Entry, "mark", interrupted)
-    assert [hit("alice"), hit("alice"), hit("bob")] == [True, False, False]
+    monkeypatch.setattr(module, "decide", interrupted)
+    hit = hitter(store, quota="1/hour")
+    assert [hit("alice"), hit("alice"), hit("bob")] == [True, False, change != "hit"]
+    assert not hit("bob")
 
 
 @ALGORITHMS
@@ -492,15 +504,15 @@ def test_a_signal_handler_that_decides_between_a_check_and_its_charge_admits_nob
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, algorithm: str, quota: str
 ) -> None:
     module: Any = KEPT[algorithm]
-    check, handled = module.check, list[str]()
+    decide, handled = module.decide, list[str]()
 
-    def interrupted(*arguments: Any) -> Any:
-        outcome = check(*arguments)
+    def interrupted(*arguments: Any, **more: Any) -> Any:
+        made = decide(*arguments, **more)
         if handled:
             hits.append(hit(handled.pop()))
-        return outcome
+        return made
 
-    monkeypatch.setattr(module, "check", interrupted)
+    monkeypatch.setattr(module, "decide", interrupted)
     hits, hit = list[bool](), hitter(MemoryStore(clock=clock), algorithm, quota)
     for _ in range(3):
         handled.append("alice")
@@ -527,7 +539,8 @@ def test_a_signal_handler_may_empty_the_table_of_a_rule_before_a_new_entry_is_in
     assert [hit("carol"), hit("carol")] == [True, False]
     clock.advance(86_400)
     assert other("dave")
-    assert len(store) == 1
+    assert other("erin")
+    assert len(store) == 2
 
 
 class Interruption(BaseException):

@@ -1,16 +1,17 @@
 """The algorithms, and the contract that each of them keeps.
 
-An algorithm is one module: three pure functions over an in-memory state, and the same three functions in a `.lua` file
+An algorithm is one module: three pure functions over an in-memory state, and the same functions in a `.lua` file
 of the same name over Redis structures. A module of this package imports values and the standard library: never a
 clock, a lock, asyncio or a client.
 
-    params(quota)                         -> the integers they work with; the first is the limit
-    check(state, now, cost, params)       -> Outcome  may drop expired parts of the state; changes nothing else
-    charge(state, now, cost, params)      -> state    adds the cost; called after a check of this state at this time,
-                                                      when every check of the plan allowed
-    refund(state, now, cost, params, at)  -> state    refunds a charge that was made at `at`: its outcome's `at`
+    params(quota)                             -> the integers they work with; the first is the limit
+    decide(state, now, cost, params, forced)  -> (Outcome, state)  the state is that after the hit if it is allowed or
+                                                 `forced`, else one with the same outcomes as before
+    refund(state, now, cost, params, at)      -> state  refunds a charge that was made at `at`: its outcome's `at`
 
-`state` is None for an identity that has none. All times and parameters are integers in microseconds, and every
+`state` is None for an identity that has none. No function changes it: a store charges a plan by keeping the states that
+`decide` returned for its checks. In Lua, `decide` is two functions, `check` and `charge`, because a script reads the
+keys of all checks before it writes. All times and parameters are integers in microseconds, and every
 product of them stays below 2^53, so that Lua's doubles are exact; `params` refuses a quota for which it would not.
 
 The laws, which `AlgorithmExam` in `tests/algorithms` tests:
@@ -21,8 +22,8 @@ The laws, which `AlgorithmExam` in `tests/algorithms` tests:
 4. A cost above the limit is NEVER, whatever the state.
 5. After `reset_after` the state may be deleted, and no later outcome differs.
 6. `remaining` is never negative, also after the limit was lowered on live state.
-7. A charge that was not allowed first (a rule with `count_denied`) fills up to the limit and no further: the oldest
-   units make room.
+7. A charge that is `forced` although it is refused (a rule with `count_denied`) fills up to the limit and no
+   further: the oldest units make room.
 8. A clock that goes back frees nothing, and blocks no identity for longer than one window beyond the step: waits are
    counted from the given time; a state further ahead than a window counts as empty.
 9. A refund right after its charge leaves later outcomes as if there had been no charge. A later refund gives back the
@@ -61,9 +62,9 @@ class Algorithm(Protocol):
         """Return the time until a used-up limit is full again."""
         ...
 
-    def check(self, state: Any, now: int, cost: int, params: tuple[int, ...]) -> Outcome: ...
-
-    def charge(self, state: Any, now: int, cost: int, params: tuple[int, ...]) -> Any: ...
+    def decide(
+        self, state: Any, now: int, cost: int, params: tuple[int, ...], *, forced: bool = False
+    ) -> tuple[Outcome, Any]: ...
 
     def refund(self, state: Any, now: int, cost: int, params: tuple[int, ...], at: int) -> Any: ...
 

@@ -1,6 +1,6 @@
 """Bans: the counting of refusals, and the blocking after too many. Not an algorithm of a rule.
 
-A store runs it after the checks of a plan, for each ban and identity in them. Its check refuses while the ban is
+A store runs it after the checks of a plan, for each ban and identity in them. It refuses while the ban is
 active, and returns its end. It is charged one strike when the plan is charged, the ban is not active, and a check with
 this ban has refused. A ban begins at `after` strikes since the first one, within a time. Each next ban is longer; their
 number is forgotten a while after the end of the last one. Refusals during a ban are not counted, and allowed requests
@@ -35,30 +35,25 @@ def _live(state: State | None, now: int, params: tuple[int, ...]) -> State:
     return (strikes, since, ends, level if now < ends + params[2] else 0)
 
 
-def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
-    """Return the outcome that says whether the ban is active. With a cost, return the outcome after this number of
-    strikes, which are always allowed.
+def decide(
+    state: State | None, now: int, cost: int, params: tuple[int, ...], *, forced: bool = False
+) -> tuple[Outcome, State | None]:
+    """Return the outcome that says whether the ban is active, and the state. With a cost, return both after this number
+    of strikes, which are always allowed.
     """
-    after, within, remembered = params[:3]
-    strikes, since, ends, level = charge(state, now, cost, params) if cost else _live(state, now, params)
+    after, within, remembered, *lengths = params
+    strikes, since, ends, level = _live(state, now, params)
+    if cost:
+        since, strikes, top = since if strikes else now, strikes + cost, len(lengths) - 1
+        if strikes >= after:
+            strikes, ends, level = 0, now + lengths[min(level, top)], min(level + 1, top)
+        state = strikes, since, ends, level
     left = ends - now if now < ends else 0
     following = left or (since + within - now if strikes else 0)
     reset = max(following, ends + remembered - now if level else 0)
     remaining = 0 if left or strikes > after else after - strikes
     allowed = cost > 0 or not left
-    return new(Outcome, (allowed, after, remaining, 0 if allowed else left, reset, following, now, "store"))
-
-
-def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
-    """Return the state after `cost` strikes."""
-    strikes, since, ends, level = _live(state, now, params)
-    after, _, _, *lengths = params
-    if not strikes:
-        since = now
-    if strikes + cost < after:
-        return (strikes + cost, since, ends, level)
-    top = len(lengths) - 1
-    return (0, since, now + lengths[min(level, top)], min(level + 1, top))
+    return new(Outcome, (allowed, after, remaining, 0 if allowed else left, reset, following, now, "store")), state
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:

@@ -34,37 +34,32 @@ def window_us(params: tuple[int, ...]) -> int:
     return params[1]
 
 
-def _live(state: State | None, now: int, window: int) -> State:
-    """Return the window that holds `now`, a new one where the old has ended or lies a window ahead."""
-    return state if state is not None and -window <= now - state[0] < window else (now, 0)
-
-
-def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
-    """Return the outcome of a hit of this cost."""
+def decide(
+    state: State | None, now: int, cost: int, params: tuple[int, ...], *, forced: bool = False
+) -> tuple[Outcome, State | None]:
+    """Return the outcome of a hit of this cost, and the count after it."""
     limit, window = params
-    start, used = _live(state, now, window)
+    start, used = (now, 0) if state is None else state
+    if not -window <= now - start < window:  # it has ended, or lies a window ahead
+        start, used = now, 0
     left, wait = limit - used - cost, start + window - now
-    if left >= 0 or cost == 0:
-        if left == limit:
+    if left >= 0:
+        if cost:
+            state = start, used + cost
+        elif used == 0:
             wait = 0
-        return new(Outcome, (True, limit, left if left > 0 else 0, 0, wait, wait, now, "store"))
-    retry = wait if cost <= limit else NEVER
+        return new(Outcome, (True, limit, left, 0, wait, wait, now, "store")), state
+    if forced:
+        state = (start, max(used, limit))
+    left = limit - used if used < limit else 0
+    retry = 0 if cost == 0 else wait if cost <= limit else NEVER
     wait = wait if used else 0
-    return new(Outcome, (False, limit, limit - used if used < limit else 0, retry, wait, wait, now, "store"))
-
-
-def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
-    """Return the count after the hit, no further than the limit."""
-    limit, window = params
-    start, used = _live(state, now, window)
-    count = used + cost
-    return (start, count if count <= limit else max(used, limit))
+    return new(Outcome, (cost == 0, limit, left, retry, wait, wait, now, "store")), state
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
     """Return the count without the hit, if its window is the current one; None if no other hit is left in it."""
-    _, window = params
-    start, used = _live(state, now, window)
-    if not start <= at < start + window:
+    start, used = (now, 0) if state is None else state
+    if not -params[1] <= now - start < params[1] or not start <= at < start + params[1]:
         return state
     return (start, used - cost) if used > cost else None

@@ -40,31 +40,26 @@ def window_us(params: tuple[int, ...]) -> int:
     return -(-burst * unit // leak)
 
 
-def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
-    """Return the outcome of a hit of this cost."""
+def decide(
+    state: State | None, now: int, cost: int, params: tuple[int, ...], *, forced: bool = False
+) -> tuple[Outcome, State | None]:
+    """Return the outcome of a hit of this cost, and the level after it."""
     burst, unit, leak = params
     full = burst * unit
-    level, lag = _leaked(state, now, params)
-    total = level + cost * unit
-    allowed = total <= full or cost == 0
+    before, lag = (0, 0) if state is None else _leaked(state, now, params)
+    level = before + cost * unit
+    allowed = level <= full or cost == 0
     retry: int | None = 0
-    if allowed:
-        level = total
-    else:
-        retry = lag - (-(total - full) // leak) if cost <= burst else NEVER
+    after = level, now + lag
+    if not allowed:
+        retry = lag - (-(level - full) // leak) if cost <= burst else NEVER
+        level = before
+        after = max(level, full) if forced else level, now + lag
     if level == 0:
-        return new(Outcome, (allowed, burst, burst, retry, lag, 0, now, "store"))
+        return new(Outcome, (allowed, burst, burst, retry, lag, 0, now, "store")), after
     free = (full - level) // unit if level < full else 0
     following = lag - (-(level - full + (free + 1) * unit) // leak)
-    return new(Outcome, (allowed, burst, free, retry, lag - (-level // leak), following, now, "store"))
-
-
-def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
-    """Return the level after the hit, no further than full."""
-    burst, unit, _ = params
-    level, lag = _leaked(state, now, params)
-    total = level + cost * unit
-    return (total if total <= burst * unit else max(level, burst * unit), now + lag)
+    return new(Outcome, (allowed, burst, free, retry, lag - (-level // leak), following, now, "store")), after
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
@@ -73,17 +68,15 @@ def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at
     The level that a hit adds shrinks no faster than the leak, so at least that much of it is left.
     """
     _, unit, leak = params
-    level, lag = _leaked(state, now, params)
+    level, lag = (0, 0) if state is None else _leaked(state, now, params)
     left = cost * unit - max(0, now - at) * leak
     if left <= 0:
         return state
     return (level - left, now + lag) if level > left else None
 
 
-def _leaked(state: State | None, now: int, params: tuple[int, ...]) -> tuple[int, int]:
+def _leaked(state: State, now: int, params: tuple[int, ...]) -> tuple[int, int]:
     """Return the level now, and by how much the state is ahead of the clock."""
-    if state is None:
-        return 0, 0
     level, time = state
     if time <= now:
         level -= (now - time) * params[2]

@@ -59,36 +59,34 @@ def _wait(live: State, room: int, window: int) -> int:
     return 2 * window - room * window // current  # later: this window is the previous one by then
 
 
-def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
-    """Return the outcome of a hit of this cost."""
+def decide(
+    state: State | None, now: int, cost: int, params: tuple[int, ...], *, forced: bool = False
+) -> tuple[Outcome, State | None]:
+    """Return the outcome of a hit of this cost, and the counts after it."""
     limit, window, tick = params
     at = now // tick
-    start, current, previous = _live(state, at, window)
-    free = (limit - current) * window  # all this is multiplied by the window
+    live = start, current, previous = _live(state, at, window)
+    free = (limit - current - cost) * window  # all this is multiplied by the window
     if previous:
         free -= previous * (window - at + start if at > start else window)
     until = start * tick - now
-    allowed = cost * window <= free or cost == 0
+    allowed = free >= 0 or cost == 0
     retry: int | None = 0
     if allowed:
         current += cost
-        free -= cost * window
+        if cost:
+            state = (start, current, previous)
     else:
-        live = (start, current, previous)
         retry = until + _wait(live, limit - cost, window) * tick if cost <= limit else NEVER
+        free += cost * window
+        if forced:
+            state = (start, max(current, min(current + cost, limit)), previous)
     remaining = free // window if free > 0 else 0
     if free == limit * window:
-        return new(Outcome, (allowed, limit, remaining, retry, 0, 0, now, "store"))
+        return new(Outcome, (allowed, limit, remaining, retry, 0, 0, now, "store")), state
     reset = until + (2 * window if current else window) * tick
     following = until + _wait((start, current, previous), limit - remaining - 1, window) * tick
-    return new(Outcome, (allowed, limit, remaining, retry, reset, following, now, "store"))
-
-
-def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
-    """Return the counts after the hit, no further than the limit."""
-    limit, window, tick = params
-    start, current, previous = _live(state, now // tick, window)
-    return (start, current + cost if current + cost <= limit else max(current, limit), previous)
+    return new(Outcome, (allowed, limit, remaining, retry, reset, following, now, "store")), state
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:

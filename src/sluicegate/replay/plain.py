@@ -50,7 +50,7 @@ class Steps:
     def __init__(self, terms: Sequence[Terms], costs: Sequence[int], sets: Sequence[Collection[int]] = ()) -> None:
         kept = [KEPT[each.algorithm] for each in terms]
         self._rules = [
-            (number, each.check, each.charge, each_terms.params)
+            (number, each.decide, each_terms.params)
             for number, (each, each_terms) in enumerate(zip(kept, terms, strict=True))
         ]
         self._costs = costs
@@ -68,16 +68,17 @@ class Steps:
             rules = [rules[number] for number in self._sets[chosen]]
         else:
             costs = (chosen,)
-        for number, check, _, params in rules:
-            outcome = check(states[number], now, costs[number], params)
+        after = []
+        for number, decide, params in rules:
+            outcome, state = decide(states[number], now, costs[number], params)
+            after.append((number, state))
             if not outcome.allowed:
                 wait = outcome.retry_after
                 if refusal is None or (refusal[0] is not None and (wait is None or wait > refusal[0])):
                     refusal = wait, number
         if refusal is None:
-            for number, _, charge, params in rules:
-                if costs[number]:
-                    states[number] = charge(states[number], now, costs[number], params)
+            for number, state in after:
+                states[number] = state
         return refusal
 
     def refused(self, times: Sequence[int], chosen: Sequence[int]) -> list[Run]:

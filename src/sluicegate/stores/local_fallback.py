@@ -161,9 +161,8 @@ class LocalFallback:
         used = here.remaining - outcome.remaining * limit // max(1, outcome.limit)
         if used > 0:
             if here.remaining == limit:  # as if charged at the time that frees it together with the store's budget
-                algorithm = KEPT[terms.algorithm]
-                state = algorithm.charge(None, now, used, terms.params)
-                now = min(now, free_at - algorithm.check(state, now, 0, terms.params).reset_after)
+                charged, _ = KEPT[terms.algorithm].decide(None, now, used, terms.params)
+                now = min(now, free_at - charged.reset_after)
             self._run(plan._replace(checks=(check._replace(cost=used),)), now)
 
     def _run(self, plan: Plan, now: int) -> tuple[Outcome, ...]:

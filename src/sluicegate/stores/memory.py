@@ -10,6 +10,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicegate.algorithms import KEPT
@@ -21,6 +22,7 @@ from sluicegate.plan import (
     NEVER,
     Check,
     Checks,
+    Group,
     Network,
     Outcome,
     Outcomes,
@@ -34,19 +36,19 @@ from sluicegate.runtime import fork
 from sluicegate.runtime.hidden import shown_url
 from sluicegate.stores import DEADLINE, Mode, Run, RunsPlans, compiled, plan_of
 from sluicegate.stores.async_adapter import AsyncAdapter
-from sluicegate.stores.memory_table import Entry, MemoryTable, SharedBudget
+from sluicegate.stores.memory_table import Entry, MemoryTable
 
 if TYPE_CHECKING:
     from sluicegate.observe.status import Status
 
 MAX_KEYS: Final = 100_000  # about 33 MB of one-hit keys
 _COUNT: Final = "[0-9]{1,15}"
+_STATE: Final = repeat("state")  # what is set of each entry
+_NO_OUTCOMES: Final[Outcomes] = ()
 
 _UNKNOWN: Final[dict[str, Entry]] = {}  # the entries of a rule that has none
-_CheckOf = Callable[[Any, int, int, tuple[int, ...]], Outcome]
-_ChargeOf = Callable[[Any, int, int, tuple[int, ...]], Any]
-_Found = tuple[Check, Entry | None, _ChargeOf | None, tuple[int, ...], Outcome]
-"""A check with its entry, the function that charges that entry (None for one outside the table), and its outcome."""
+_Part = tuple[dict[str, Entry], Callable[..., tuple[Outcome, Any]], tuple[int, ...]]
+"""Of one check of a Run: the entries of its rule, the algorithm and the parameters."""
 
 
 @shows_half_made
@@ -71,7 +73,9 @@ class MemoryStore(RunsPlans):
         self._lock: Any = threading.RLock()  # the stubs lack `_is_owned`, which threading.Condition uses too
         self._refunds: deque[tuple[Plan, tuple[Outcome, ...]]] = deque()  # refunds that could not be made at once
         self._table = MemoryTable(max_keys)
-        self._turn = 0  # how many decisions were made: the lock lets in a signal handler of the thread that holds it
+        # The entries of the plan that is decided. The lock lets in a signal handler of the thread that holds it: if
+        # the handler decides or changes something, this is another object afterwards.
+        self._deciding: list[Entry] | None = None
         fork.renew(self)
 
     def __len__(self) -> int:
@@ -104,55 +108,46 @@ class MemoryStore(RunsPlans):
         self.close()
 
     def compile(self, terms: tuple[Terms, ...], mode: Mode) -> Run:
-        """Return what decides checks of these terms: one lock, one reading of the clock, a loop that checks all, and
-        then a loop that charges all.
+        """Return what decides checks of these terms: one lock, one reading of the clock, a loop that decides all, and
+        one step that charges all.
         """
-        table, rules, refunds, (read, unit) = self._table, self._table.by_rule, self._refunds, reading(self.clock)
-        parts: list[tuple[str, _CheckOf, _ChargeOf | None, tuple[int, ...], bool]] = [
-            (each.rule_id, KEPT[each.algorithm].check, KEPT[each.algorithm].charge, each.params, each.shadow)
-            for each in terms
+        table, refunds, (read, unit) = self._table, self._refunds, reading(self.clock)
+        parts: list[_Part] = [
+            (table.by_rule.get(each.rule_id, _UNKNOWN), KEPT[each.algorithm].decide, each.params) for each in terms
         ]
-        usual, conclude = mode == "charge", self._uncharged
+        charges, conclude = mode == "charge", self._conclude
+        usual = charges and len({each.rule_id for each in terms}) == len(terms)  # else a budget may be named twice
 
         def run(checks: Checks, network: Network = None) -> Outcomes:
-            taking, shadow_refuses, found = usual, False, list[_Found]()
+            # Annotated, because a call such as list[Entry]() takes a tenth of the time of the whole function.
+            entries: list[Entry] = []
+            states: list[Any] = []
+            taking, outcomes = usual, _NO_OUTCOMES
             with self._lock:
-                turn = self._turn
+                if refunds:  # made before this plan is decided, so it finds their units free
+                    self._give_back_due(self._now_us())
+                self._deciding = entries
                 now = read() // unit  # inside the lock: of two charges the later one has no earlier time
-                if refunds:  # made before this plan was decided, so it finds their units free
-                    self._give_back_due(now)
                 # `strict` would take as long as all the rest of the line.
-                for check, (rule_id, check_of, charge_of, params, shadow) in zip(checks, parts):  # noqa: B905
-                    charge = charge_of
-                    entry = rules.get(rule_id, _UNKNOWN).get(check[1])
+                for check, (known, decide, params) in zip(checks, parts):  # noqa: B905
+                    entry = known.get(check[1])
                     if entry is None:
-                        # None: `_charge` charges it, because a new identity needs an entry or uses a shared budget.
-                        entry, charge = table.find(check, now, network), None
-                    outcome = check_of(None if entry is None else entry.state, now, check[2], params)
-                    found.append((check, entry, charge, params, outcome))
-                    if not outcome[0]:
-                        if shadow:
-                            shadow_refuses = True
-                        else:
+                        entry = table.find(check, now, network, plan=entries if usual else None)
+                        if entry.table is not None:  # a rule's entries are in a new dictionary if it had none left
+                            parts[len(entries)] = entry.table, decide, params
+                        elif check[2]:
                             taking = False
-                if self._turn != turn:  # a signal handler or a finalizer has decided meanwhile, in this thread
-                    return self.run(plan_of(checks, mode, network))  # not this function: it must not refer to itself
-                self._turn = turn + 1
-                if shadow_refuses or not taking:
-                    return conclude(found, mode, now, taking=taking, network=network)
-                outcomes: Outcomes = ()
-                for check, entry, charge, params, outcome in found:
+                    outcome, state = decide(entry.state, now, check[2], params)
+                    if not outcome[0]:
+                        taking = False
+                    entries.append(entry)
+                    states.append(state)
                     outcomes += (outcome,)
-                    terms, _, cost = check
-                    if not cost:
-                        continue
-                    if charge is None or entry is None or entry.expires < 0:  # evicted for another check of the plan
-                        self._charge(check, entry, now, network=network).mark(terms, outcome, now)
-                        continue
-                    entry.expires = 0  # first: a signal handler must not find it expired during the charge
-                    entry.state = charge(entry.state, now, cost, params)
-                    entry.mark(terms, outcome, now)
-                return outcomes
+                charging = map(setattr, entries, _STATE, states)
+                if taking and self._deciding is entries:
+                    any(charging)  # in C: no signal handler runs since the line before, nor between two charges
+                    return outcomes
+                return conclude(checks, mode, entries, found=outcomes, now=now, network=network)
 
         return run
 
@@ -173,10 +168,11 @@ class MemoryStore(RunsPlans):
             pairs = charged(plan, outcomes)
             for check, outcome in pairs:
                 entry = self._table.of(check)
-                if entry is not None:
+                if entry is None:
+                    entry = Entry(check.terms, check.identity)
+                else:
                     _give_back(check, entry, outcome, now=now)
-                entry = self._charge(check, entry, now, network=plan.network)
-                entry.mark(check.terms, _check(check, 0, entry, now), now)
+                self._charge(check, entry, now, network=plan.network)
         return tuple([outcome._replace(at=now) for outcome in outcomes]) if pairs else outcomes
 
     def forget(self, rule_id: str, identity: str) -> None:
@@ -184,10 +180,11 @@ class MemoryStore(RunsPlans):
             self._give_back_due(self._now_us())
             entry = self._table.get(rule_id, identity)
             if entry is not None:
-                entry.forget()
+                entry.give_back(None)
 
     def close(self) -> None:
         with self._lock:
+            self._deciding = None
             self._refunds.clear()
             self._table.clear()
 
@@ -196,7 +193,7 @@ class MemoryStore(RunsPlans):
         with self._lock:
             now, known = self._now_us(), self._table.by_rule.get(terms.rule_id, {})
             states = [(identity, entry.state) for identity, entry in known.items()]
-        outcomes = {identity: KEPT[BAN].check(state, now, 0, terms.params) for identity, state in states}
+        outcomes = {identity: KEPT[BAN].decide(state, now, 0, terms.params)[0] for identity, state in states}
         return {digest(identity): outcome.next_after for identity, outcome in outcomes.items() if not outcome.allowed}
 
     def rule_ids(self, identity: str) -> set[str]:
@@ -207,88 +204,88 @@ class MemoryStore(RunsPlans):
             return {rule_id for rule_id, entry in found if entry is not None and not entry.expired(now)}
 
     def _give_back_due(self, now: int) -> None:
-        """Make the refunds that are due. The caller holds the lock."""
+        """Make the refunds that are due. The caller holds the lock, and changes something then."""
+        self._deciding = None
         while self._refunds:
             plan, outcomes = self._refunds.popleft()
             for check, outcome in charged(plan, outcomes):
                 entry = self._table.of(check)
                 if entry is not None:
-                    entry.mark(check.terms, _give_back(check, entry, outcome, now=now), now)
+                    _give_back(check, entry, outcome, now=now)
 
-    def _strike(self, checks: Checks, found: Sequence[Outcome], now: int) -> Outcomes:
-        """Count the refusals of a plan towards the bans that its rules name. Returns the outcomes after that."""
-        outcomes = list(found)
+    def _strike(self, checks: Checks, entries: list[Entry], outcomes: list[Outcome], *, now: int) -> None:
+        """Count the refusals of a plan towards the bans that its rules name, and note the outcomes after that."""
+        found = tuple(outcomes)
         for at, ban in enumerate(checks):
             waits = []
             if ban.terms.algorithm == BAN and found[at].allowed:
                 pairs = zip(found, strikers(checks, ban), strict=True)
                 waits = [outcome.retry_after or 0 for outcome, strikes in pairs if strikes and not outcome.allowed]
-            entry = self._table.get(ban.terms.rule_id, ban.identity)
             # Without room it gets no strike: on a shared budget one client would ban all the others.
-            if waits and (entry is not None or self._table.has_room(now)):
-                entry = self._charge(ban._replace(cost=1), entry, now)
-                outcomes[at] = _check(ban, 0, entry, now)
-                entry.mark(ban.terms, outcomes[at], now)
+            if waits and (entries[at].table is not None or self._table.has_room(now)):
+                entry = self._charge(ban._replace(cost=1), entries[at], now, plan=entries)
+                outcomes[at] = entry.seen(now)
                 entry.refused_until = max(entry.refused_until, now + max(waits))  # a refused client keeps its strikes
-        return tuple(outcomes)
 
-    def _charge(self, check: Check, entry: Entry | None, now: int, *, network: Network = None) -> Entry:
-        """Add the cost to the entry. Add a new entry if there is none, or if another check of the plan evicted it."""
-        if entry is None or entry.evicted:
-            entry = self._table.admit(check, now, state=None if entry is None else entry.state, network=network)
+    def _charge(
+        self, check: Check, entry: Entry, now: int, *, network: Network = None, plan: Sequence[Entry] = ()
+    ) -> Entry:
+        """Charge a check that has this entry, allowed or not. Return the entry that was charged."""
         terms, _, cost = check
-        if isinstance(entry, SharedBudget):
-            self._table.add_user(check, entry, now)
-        entry.expires = 0  # first: a signal handler must not find it expired during the charge; `mark` notes it again
-        entry.state = KEPT[terms.algorithm].charge(entry.state, now, cost, terms.params)
+        entry = self._table.admit(check, entry, now, network=network, plan=plan)
+        entry.terms = terms
+        _, entry.state = KEPT[terms.algorithm].decide(entry.state, now, cost, terms.params, forced=True)
         return entry
 
-    def _uncharged(self, found: list[_Found], mode: Mode, now: int, *, taking: bool, network: Network) -> Outcomes:
-        """Return the outcomes of checks that are not all charged: `taking`, those of each shadow rule that passes."""
-        refused = {check.group for check, _, _, _, outcome in found if check.terms.shadow and not outcome.allowed}
-        outcomes = []
-        for check, entry, _, _, outcome in found:
-            if taking and check.group not in refused:
-                if check.cost:
-                    self._charge(check, entry, now, network=network).mark(check.terms, outcome, now)
-                outcomes.append(outcome)
-            else:
-                counts = mode == "forced" or (mode == "charge" and check.terms.count_denied)
-                outcomes.append(self._refused(check, entry, outcome, now=now, counts=counts, network=network))
-        if mode == "peek" or taking or not found or found[-1][0].terms.algorithm != BAN:
-            return tuple(outcomes)
-        return self._strike(tuple([each[0] for each in found]), outcomes, now)
+    def _conclude(
+        self, checks: Checks, mode: Mode, entries: list[Entry], *, found: Outcomes, now: int, network: Network
+    ) -> Outcomes:
+        """Return the outcomes of a plan that is not charged in one step: checks refused, an entry has no place yet, or
+        a signal handler or finalizer has decided meanwhile, in this thread.
+        """
+        if self._deciding is not entries:
+            return self.run(plan_of(checks, mode, network))
+        refused: set[Group] = set()
+        outcomes: list[Outcome] = []
+        taking = mode == "charge"
+        for check, outcome in zip(checks, found, strict=True):
+            if not outcome[0]:  # by index, as below: a refusal costs an attacker nothing
+                if not check[0].shadow:
+                    taking = False
+                    break
+                refused.add(check.group)
+        for check, asked, result in zip(checks, entries, found, strict=True):
+            terms, _, cost = check
+            if taking and not (refused and check.group in refused):
+                if cost:
+                    self._charge(check, asked, now, network=network, plan=entries)
+                outcomes.append(result)
+                continue
+            entry, outcome = asked, result
+            passed, never = outcome[0], outcome[3] is NEVER
+            if cost and not never and (mode == "forced" or (mode == "charge" and terms.count_denied)):
+                entry = self._charge(check, entry, now, network=network, plan=entries)
+                outcome = entry.seen(now, cost)
+            elif not (passed or never or terms.shadow):
+                entry.terms, entry.refused_until = terms, now + (outcome[3] or 0)
+            if outcome[0]:  # as it is without the cost, which is not charged
+                outcome, _ = KEPT[terms.algorithm].decide(entry.state, now, 0, terms.params)
+            if terms.shadow:
+                outcome = in_shadow(outcome, passed=passed)
+            elif outcome[0] is not passed:
+                outcome = outcome._replace(allowed=passed)
+            outcomes.append(outcome)
+            if entry.state is None and entry.table is not None:  # added for a plan that is not charged
+                self._table.remove(entry)
+        if mode != "peek" and not taking and checks and checks[-1].terms.algorithm == BAN:
+            self._strike(checks, entries, outcomes, now=now)
+        return tuple(outcomes)
 
-    def _refused(
-        self, check: Check, entry: Entry | None, outcome: Outcome, *, now: int, counts: bool, network: Network
-    ) -> Outcome:
-        """Return the outcome of a check whose plan was not charged, after charging it if it `counts` all the same."""
-        allowed, terms = outcome.allowed, check.terms
-        if counts and check.cost and outcome.retry_after is not NEVER:
-            entry = self._charge(check, entry, now, network=network)
-            outcome = _check(check, check.cost, entry, now)
-            entry.mark(check.terms, outcome, now)
-        elif entry is not None and not (allowed or terms.shadow) and outcome.retry_after is not None:
-            entry.refused_until = now + outcome.retry_after
-        if outcome.allowed:
-            outcome = _check(check, 0, entry, now)
-        if terms.shadow:
-            return in_shadow(outcome, passed=allowed)
-        return outcome if outcome.allowed is allowed else outcome._replace(allowed=allowed)
 
-
-def _check(check: Check, cost: int, entry: Entry | None, now: int) -> Outcome:
-    """Return the outcome of the check's algorithm."""
-    terms = check.terms
-    return KEPT[terms.algorithm].check(None if entry is None else entry.state, now, cost, terms.params)
-
-
-def _give_back(check: Check, entry: Entry, outcome: Outcome, *, now: int) -> Outcome:
-    """Undo a charge, unless its window has passed. Returns the outcome after that."""
+def _give_back(check: Check, entry: Entry, outcome: Outcome, *, now: int) -> None:
+    """Undo a charge, unless its window has passed."""
     terms, _, cost = check
-    entry.state = KEPT[terms.algorithm].refund(entry.state, now, cost, terms.params, outcome.at)
-    entry.refused_until = 0
-    return _check(check, 0, entry, now)
+    entry.give_back(KEPT[terms.algorithm].refund(entry.state, now, cost, terms.params, outcome.at))
 
 
 @shows_half_made

@@ -14,7 +14,7 @@ a look into a table and the change of it, and every state that an exception leav
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from os import urandom
 from typing import Any, Final, TypeVar
@@ -31,7 +31,6 @@ SHARING: Final = 20_000  # identities that all shared budgets remember
 _LOOKS: Final = 8  # keys that are inspected, at most, to evict one
 _CHOICES: Final = 4  # candidates, of which one is evicted
 _SWEEP: Final = 2  # keys inspected for a new one while the table has room: expired keys leave faster than new ones come
-_EVICTED: Final = -1  # the expiry of an evicted entry: below any time, and not 0, which means that it is not known
 
 Key = tuple[str, str]  # the rule's id, and the identity
 _Kind = tuple[str, tuple[int, ...], bool, bool]  # rules of one kind have shared budgets in common
@@ -40,38 +39,43 @@ _V = TypeVar("_V")
 
 
 class Entry:
-    """The state of one identity under one rule."""
+    """The state of one identity under one rule. `table` is the rule's dictionary that has it; None if none has."""
 
-    __slots__ = ("expires", "identity", "refused_until", "remaining", "state", "terms")
+    __slots__ = ("expires", "identity", "left", "noted", "refused_until", "state", "table", "terms")
 
-    def __init__(self, terms: Terms, identity: str = "", state: Any = None) -> None:
-        self.terms, self.identity, self.state = terms, identity, state
-        self.expires = 0  # not known while a charge is made: `mark` notes it
-        self.refused_until = self.remaining = 0
+    def __init__(self, terms: Terms, identity: str = "") -> None:
+        self.terms, self.identity, self.state = terms, identity, None
+        self.table: dict[str, Entry] | None = None
+        self.expires = self.refused_until = 0  # not before this time: a charge only makes it later
+        self.noted: Any = None  # the state when it was inspected; a state does not change
+        self.left = 1.0  # the part of the limit that was left then
 
-    @property
-    def evicted(self) -> bool:
-        """True if it was evicted."""
-        return self.expires == _EVICTED
+    def seen(self, now: int, cost: int = 0) -> Outcome:
+        """Return how the entry stands now."""
+        terms = self.terms
+        return KEPT[terms.algorithm].decide(self.state, now, cost, terms.params)[0]
 
-    def mark(self, terms: Terms, outcome: Outcome, now: int) -> None:
-        """Note after a charge what is left, when the entry expires, and until when it must not be evicted."""
-        self.terms, self.expires = terms, now + outcome.reset_after
-        left = self.remaining = outcome.remaining
-        if not (left or terms.shadow):
-            self.refused_until = now + outcome.next_after
+    def inspect(self, now: int) -> None:
+        """Note what is left and when the entry expires, unless what was noted is still true or less than true."""
+        if self.state is not self.noted or self.expires <= now or not self.left:
+            outcome = self.seen(now)
+            self.noted, self.left = self.state, outcome.remaining / outcome.limit
+            self.expires = now + outcome.reset_after
 
     def expired(self, now: int) -> bool:
         """True if nothing of the limit is used: removing the entry changes no outcome."""
-        if self.expires == 0:
-            terms = self.terms
-            self.expires = now + KEPT[terms.algorithm].check(self.state, now, 0, terms.params).reset_after
+        if self.expires <= now:
+            self.inspect(now)
         return self.expires <= now
 
-    def forget(self) -> None:
-        """Reset the entry. The next inspection removes it."""
+    def refused(self, now: int) -> bool:
+        """True if an inspected entry must not be evicted: it has nothing left, or was refused at a higher cost."""
+        return self.refused_until > now or not (self.left or self.terms.shadow)
+
+    def give_back(self, state: Any) -> None:
+        """Take a state of which less is used, or nothing. The next inspection removes the entry if it has expired."""
         self.expires = self.refused_until = 0
-        self.state = None
+        self.state = state
 
 
 class SharedBudget(Entry):
@@ -81,11 +85,12 @@ class SharedBudget(Entry):
     would erase its usage.
     """
 
-    __slots__ = ("users",)
+    __slots__ = ("dropped", "users")
 
     def __init__(self, terms: Terms) -> None:
         super().__init__(terms)
         self.users: dict[Key, None] = {}
+        self.dropped = False
 
 
 class MemoryTable:
@@ -110,15 +115,25 @@ class MemoryTable:
         known = self.by_rule.get(rule_id)
         return None if known is None else known.get(identity)
 
-    def find(self, check: Check, now: int, network: Network) -> Entry | None:
-        """Return the entry that a check reads; None if there is no entry and a key may be added. Evicts nothing."""
-        entry = self.get(check.terms.rule_id, check.identity)
-        if entry is not None or check.terms.algorithm == BAN:
-            return entry
-        budget = self._budget_of.get((check.terms.rule_id, check.identity)) if self._budget_of else None
+    def find(self, check: Check, now: int, network: Network, *, plan: list[Entry] | None) -> Entry:
+        """Return the entry that a check of a `plan` reads, which the Run has not found. It is in the table already, or
+        is added if there is room; otherwise it is a shared budget, or an entry outside the table. Evicts nothing.
+
+        If `plan` is None, the check is certainly not charged, and no entry is added.
+        """
+        terms, identity, cost = check
+        table = self.by_rule.get(terms.rule_id)
+        if table is not None and identity in table:
+            return table[identity]
+        if not self._budget_of and len(self._queue) < self.most:
+            entry = Entry(terms, identity)
+            return entry if plan is None or not cost else self._add(entry, now, plan)
+        if terms.algorithm == BAN:
+            return Entry(terms, identity)
+        budget = self._budget_of.get((terms.rule_id, identity))
         if budget is not None and not budget.expired(now):
             return budget
-        return None if self.has_room(now) else self._shared_budget(check, now, network)
+        return Entry(terms, identity) if self.has_room(now) else self._shared_budget(check, now, network)
 
     def of(self, check: Check) -> Entry | None:
         """Return the entry that a check was charged to: the identity's own or a shared budget. None if it has none."""
@@ -126,23 +141,20 @@ class MemoryTable:
         entry = self.get(*key)
         return self._budget_of.get(key) if entry is None else entry
 
-    def admit(self, check: Check, now: int, *, state: Any = None, network: Network = None) -> Entry:
-        """Return the entry to charge for a new identity: a new entry, or a shared budget."""
+    def admit(self, check: Check, entry: Entry, now: int, *, network: Network, plan: Sequence[Entry]) -> Entry:
+        """Return the entry to charge for a check that has this one: itself if it is in the table or a shared budget,
+        else a new entry or a shared budget. Evicts no entry of the `plan`.
+        """
         terms, identity, _ = check
-        if len(self._queue) >= self.most and not self._make_room(now) and terms.algorithm != BAN:
-            return self._shared_budget(check, now, network)
-        self._sweep(now)
-        if self._shared:
-            self._tidy(now)
-        rules, rule_id, entry = self.by_rule, terms.rule_id, Entry(terms, identity, state)
-        # No call until it is in: after one a signal handler may decide, and drop the rule's table with its last entry.
-        if rule_id not in rules:
-            rules[rule_id] = {identity: entry}
-        elif identity not in rules[rule_id]:
-            rules[rule_id][identity] = entry
-        else:  # a plan names one budget twice, which it should not
-            return rules[rule_id][identity]
-        self._queue.append(entry)
+        # It may have been added for another check of the plan, which names one budget twice.
+        own = self.get(terms.rule_id, identity) if entry.table is None else entry
+        if own is not None:
+            return own
+        if not isinstance(entry, SharedBudget) or entry.dropped:
+            if len(self._queue) < self.most or self._make_room(now, plan) or terms.algorithm == BAN:
+                return self._add(entry if type(entry) is Entry else Entry(terms, identity), now, plan)
+            entry = self._shared_budget(check, now, network)
+        self._add_user(check, entry, now)
         return entry
 
     def has_room(self, now: int) -> bool:
@@ -150,7 +162,8 @@ class MemoryTable:
         if len(self._queue) < self.most:
             return True
         for entry in self._next():
-            if entry.refused_until <= now:
+            entry.inspect(now)
+            if not entry.refused(now):
                 return True
         self._queue.rotate(-_LOOKS)
         return False
@@ -165,7 +178,7 @@ class MemoryTable:
         self._common.clear()
         self._budget_of.clear()
 
-    def add_user(self, check: Check, budget: SharedBudget, now: int) -> None:
+    def _add_user(self, check: Check, budget: SharedBudget, now: int) -> None:
         """Remember that an identity uses a shared budget. Only the latest users are remembered."""
         if budget.expired(now):
             self._remove_users(budget)
@@ -195,6 +208,7 @@ class MemoryTable:
             if len(self._common) >= KINDS:  # quotas that are made for each request would grow without bound
                 for oldest, budget in _first(self._common):
                     self._remove_users(budget)
+                    budget.dropped = True
                     self._common.pop(oldest, None)
             found = self._common[kind] = SharedBudget(terms)
         return found
@@ -212,6 +226,7 @@ class MemoryTable:
             for bucket, shared in _first(self._shared):
                 if shared.expired(now):
                     self._remove_users(shared)
+                    shared.dropped = True
                     self._shared.pop(bucket, None)
                     tidied = True
                 elif bucket in self._shared:
@@ -222,7 +237,6 @@ class MemoryTable:
         """Remove all users of a shared budget, which has fully reset or is evicted."""
         for key in list(budget.users):
             self._remove_user(budget, key)
-        budget.expires = _EVICTED
 
     def _remove_user(self, budget: SharedBudget, key: Key) -> None:
         known = self._budget_of
@@ -230,20 +244,38 @@ class MemoryTable:
             del known[key]
         budget.users.pop(key, None)
 
-    def _sweep(self, now: int) -> None:
-        """Remove the expired ones among the next few entries."""
-        queue = self._queue
-        for _ in range(_SWEEP):
-            if not queue:
-                return
-            entry = queue[0]
-            if entry.expired(now):
-                self._remove(entry)
-            else:
-                queue.rotate(-1)
+    def _add(self, entry: Entry, now: int, plan: Sequence[Entry]) -> Entry:
+        """Add the entry of a new identity. Of the next two others, remove the expired ones outside the `plan`."""
+        queue, rules, terms, identity = self._queue, self.by_rule, entry.terms, entry.identity
+        # What is charged now does not expire before one unit would be free again.
+        entry.expires = now + terms.window_us // terms.params[0]
+        try:
+            pair = queue[0], queue[1]
+        except IndexError:
+            pass  # fewer than two: they stay until there are more
+        else:
+            for old in pair:
+                if old.expires <= now and old.expired(now) and old not in plan:
+                    self.remove(old)
+                    queue.rotate(1)  # the two places go by, those of removed entries do not
+            queue.rotate(-len(pair))
+        if self._shared:
+            self._tidy(now)
+        rule_id = terms.rule_id
+        table: dict[str, Entry] = {}
+        # No call until it is in: after one a signal handler may decide, and drop the rule's table with its last entry.
+        if rule_id in rules:
+            table = rules[rule_id]
+            if identity in table:  # a signal handler has added it
+                return table[identity]
+        else:
+            rules[rule_id] = table
+        table[identity], entry.table = entry, table
+        queue.append(entry)
+        return entry
 
-    def _make_room(self, now: int) -> bool:
-        """Evict one of the next few entries; False if all of them are currently refused.
+    def _make_room(self, now: int, plan: Sequence[Entry]) -> bool:
+        """Evict one of the next few entries; False if all of them are currently refused, or belong to the `plan`.
 
         Of four, it is the one with the most of its limit left, because eviction changes least for it. An expired entry
         has all of it left; an entry of a shadow rule counts as if it had.
@@ -252,10 +284,10 @@ class MemoryTable:
         most, seen, choices = -1.0, 0, _CHOICES
         for entry in self._next():
             seen += 1
-            if entry.refused_until > now:
+            entry.inspect(now)
+            if entry.refused(now) or entry in plan:
                 continue
-            terms = entry.terms
-            left = 1.0 if entry.expired(now) or terms.shadow else entry.remaining / terms.params[0]
+            left = 1.0 if entry.expires <= now or entry.terms.shadow else entry.left
             if left > most:
                 most, chosen = left, entry
             choices -= 1
@@ -265,7 +297,7 @@ class MemoryTable:
             queue.rotate(-_LOOKS)
             return False
         self.evictions += chosen.expires > now
-        self._remove(chosen)
+        self.remove(chosen)
         queue.rotate(1 - seen)
         return True
 
@@ -276,14 +308,14 @@ class MemoryTable:
         except RuntimeError:  # it has done so between the two calls
             return self._next()
 
-    def _remove(self, entry: Entry) -> None:
+    def remove(self, entry: Entry) -> None:
         """Remove an entry. The only call is the last step, so no signal handler finds it half removed."""
-        rules, rule_id, identity = self.by_rule, entry.terms.rule_id, entry.identity
-        if rule_id in rules and identity in rules[rule_id] and rules[rule_id][identity] is entry:
-            del rules[rule_id][identity]
-            if not rules[rule_id]:
-                del rules[rule_id]
-        entry.expires = _EVICTED
+        rules, rule_id, identity, table = self.by_rule, entry.terms.rule_id, entry.identity, entry.table
+        if table is not None and identity in table and table[identity] is entry:
+            del table[identity]
+            if not table and rule_id in rules and rules[rule_id] is table:
+                del rules[rule_id]  # it stays empty: a Run that has it looks here for another one
+        entry.table = None
         try:
             self._queue.remove(entry)
         except ValueError:  # a signal handler that decides has removed it

@@ -48,11 +48,6 @@ class StoreOptions:
         self.strict = strict
         self._check()
 
-    @classmethod
-    def of(cls, options: object) -> StoreOptions:
-        """Return the store options of an object that has the options as attributes of the same names."""
-        return cls(**{name: getattr(options, name) for name in cls.__init__.__kwdefaults__ or ()})
-
     def _check(self) -> None:
         policies = (*FAILURE_POLICIES, "raise")
         if self.on_store_failure not in policies:

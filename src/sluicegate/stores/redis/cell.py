@@ -192,7 +192,7 @@ class _CellStore:
             if free or not limited:  # else the limit may have been lowered, and the level is unknown
                 level = min(level, max(0, burst - free) * interval)
             passed = cost <= free or (charged and not limited and cost <= burst)
-            outcome = gcra.check((level, 0), 0, 0 if passed else cost, (burst, interval, 1))
+            outcome, _ = gcra.decide((level, 0), 0, 0 if passed else cost, (burst, interval, 1))
             outcome = in_shadow(outcome, passed=passed) if terms.shadow else outcome
             outcomes.append(outcome._replace(at=now))
         return tuple(outcomes)

@@ -342,7 +342,7 @@ def _timed(reply: bytes) -> tuple[int, bytes]:
 def _decode_hit(checked: Check, now: int, kept: bytes) -> Outcome:
     """Return the outcome of a check that was charged if it was allowed.
 
-    `kept` is what the algorithm's `hit` in Lua returns: the state, or the part of it on which the algorithm's `check`
+    `kept` is what the algorithm's `hit` in Lua returns: the state, or the part of it on which the algorithm's `decide`
     has the same outcome; nothing for no state; or "=" and the outcome's integers.
     """
     terms, _, cost = checked
@@ -352,8 +352,8 @@ def _decode_hit(checked: Check, now: int, kept: bytes) -> Outcome:
         wait = NEVER if retry < 0 else retry
         outcome = Outcome(allowed == 1, terms.limit, remaining, wait, reset, following, now)
     else:
-        check, state_of, _ = known
-        outcome = check(state_of(kept) if kept else None, now, cost, params)
+        decide, state_of, _ = known
+        outcome, _ = decide(state_of(kept) if kept else None, now, cost, params)
     return in_shadow(outcome, passed=outcome.allowed) if terms.shadow else outcome
 
 
@@ -384,9 +384,9 @@ def _texts(kept: bytes, count: int) -> Sequence[bytes]:
     return texts
 
 
-def _counts(kept: bytes) -> list[int]:
+def _counts(kept: bytes) -> tuple[int, ...]:
     """Return the state of a sliding counter: numbers with colons between them."""
-    return [_integer(word) for word in kept.split(b":")]
+    return tuple([_integer(word) for word in kept.split(b":")])
 
 
 def _window(kept: bytes) -> tuple[int, int]:
@@ -400,7 +400,7 @@ def _level(kept: bytes) -> tuple[int, int] | None:
     return (int.from_bytes(level, "little"), int.from_bytes(kept[:7], "little")) if len(kept) >= 11 else None
 
 
-def _log(kept: bytes) -> list[int]:
+def _log(kept: bytes) -> sliding_window.State:
     """Return a sliding window's log with two stamps: see sliding_window.lua. All units count for the first, which is
     the next to expire. If the reply has one stamp, the hit passed, and its own stamp is the newest.
     """
@@ -410,7 +410,7 @@ def _log(kept: bytes) -> list[int]:
         head, count, *words = kept.split()
         used = -1 - _integer(head) - _integer(count)
     oldest, *newest = [_integer(word) for word in words]
-    return [used, oldest, used, *(newest or (oldest,)), 0]
+    return used, oldest, newest[0] if newest else oldest, 0, (oldest, used)
 
 
 def _integer(word: bytes) -> int:
@@ -418,7 +418,7 @@ def _integer(word: bytes) -> int:
     return int(word) if len(word) < 17 and word.isdigit() else int(min(float(word), MAX))
 
 
-# A reader makes the outcome of a hit that passed, which is nearly every one, in a third of the time of `check`. It
+# A reader makes the outcome of a hit that passed, which is nearly every one, in a third of the time of `decide`. It
 # returns None for any other. Each function returns the reader for an algorithm with these parameters.
 
 
@@ -482,7 +482,7 @@ def _passed_gcra(params: tuple[int, ...]) -> Reader:
 
 
 def _unknown(kept: bytes, now: int, cost: int) -> Outcome | None:
-    """Return None: `check` makes the outcome."""
+    """Return None: `decide` makes the outcome."""
     return None
 
 
@@ -490,16 +490,16 @@ _from_bytes: Final = int.from_bytes
 _FEW: Final = 128  # added to the used units of a sliding window in one byte, so that it is no character of ASCII
 _LEVEL: Final = 11  # the bytes of a GCRA's state, unless its level is 2^32 or more
 _Reader = tuple[
-    Callable[..., Outcome],
+    Callable[..., tuple[Outcome, object]],
     Callable[[bytes], Any],
     Callable[[tuple[int, ...]], Reader],
 ]
 # Its state is bytes, which may begin with "=" too. Its block never returns the integers of an outcome.
-_GCRA: Final[_Reader] = (gcra.check, _level, _passed_gcra)
+_GCRA: Final[_Reader] = (gcra.decide, _level, _passed_gcra)
 _HITS: Final[dict[str, _Reader]] = {  # the texts of other algorithms are the numbers of the outcome
-    "sliding-window": (sliding_window.check, _log, _passed_window),
-    "sliding-counter": (sliding_counter.check, _counts, lambda _: _unknown),
-    "fixed-window": (fixed_window.check, _window, _passed_fixed),
+    "sliding-window": (sliding_window.decide, _log, _passed_window),
+    "sliding-counter": (sliding_counter.decide, _counts, lambda _: _unknown),
+    "fixed-window": (fixed_window.decide, _window, _passed_fixed),
     "gcra": _GCRA,
 }
 
