@@ -91,7 +91,6 @@ PATTERNS: Final = {
     "observe.refusal_log:_WORD": Pattern("an identity", ("fullmatch",)),
     "replay.suggest:_LOGIN": Pattern("a route of a log", ("search",)),
     "replay.routes:_WORD": Pattern("a route of a log", ("findall",)),
-    "cli.top:_REFUSAL": Pattern("a line of a log", ("search",)),
     "cli.watch:_LINE": Pattern("the application's metrics", ("match",)),
     "cli.watch:_LABEL": Pattern("the application's metrics", ("match",)),
     "cli.watch:_ESCAPED": Pattern("the application's metrics", ("sub",)),

@@ -44,11 +44,8 @@ from sluicegate.web.bound import NO_BOUNDS, Bounds, EndpointRules
 from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, MarkCharge, unlimited
 from sluicegate.web.endpoint import label_of
 from sluicegate.web.gate import Gate
-from sluicegate.web.http import Denial, Fields, denial, fields_for, is_preflight, merge
+from sluicegate.web.http import Fields, denial, fields_for, is_preflight, merge
 from sluicegate.web.marks import Arguments, Guard, Mark, Options
-from sluicegate.web.request_state import NO_MARKS, RequestState, count_together, warn_of_twice
-from sluicegate.web.http import Fields, denial, fields_for, merge
-from sluicegate.web.preflight import is_preflight
 from sluicegate.web.request_state import RequestState, count_together, warn_of_twice
 from sluicegate.web.settings import Settings, SettingsOptions, hide
 from sluicegate.wsgi import KEY, SettlingBody, WsgiCaller

@@ -20,9 +20,7 @@ from werkzeug.http import HTTP_STATUS_CODES
 from sluicegate.errors import RuleError
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
-from sluicegate.web.http import NAMES, Denial, Field, Fields, detail, merge
-from sluicegate.web.http import NAMES, Denial, Fields, merge
-from sluicegate.web.problem import detail
+from sluicegate.web.http import NAMES, Denial, Fields, detail, merge
 from sluicegate.wsgi import closing
 
 if TYPE_CHECKING:
