@@ -324,7 +324,8 @@ class RateLimitMiddleware:
                     return
             if outer is not None:
                 outer.covered = True
-            token = SERVED.set(scope)
+            before = SERVED.get()
+            SERVED.set(scope)
             try:
                 try:  # every other error of the application passes
                     await self.app(scope, receive, adding)
@@ -339,7 +340,8 @@ class RateLimitMiddleware:
                 state.begun = _ENDED  # first: from now on nothing takes a slot that nothing would release
                 if state.settlement is not None:
                     await _async(state.settlement).over(sys.exception())
-            SERVED.reset(token)  # not in the `finally`: after an error nothing reads it
+            # Not by `reset`: a driver may go on in another context. After an error nothing reads it: so no `finally`.
+            SERVED.set(before)
         finally:
             if self._events is not None:
                 self._deliver(state, scope)
@@ -550,7 +552,7 @@ def responds_to_preflight(layers: Iterable[object]) -> bool | None:
 def state_of(scope: Scope) -> RequestState | None:
     """Return the state of this scope's request; None if no adapter has seen the request."""
     state = scope.get("state")
-    found = None if state is None else state.get(_STATE)
+    found = state.get(_STATE) if isinstance(state, (dict, MutableMapping)) else None
     return found if isinstance(found, RequestState) else None
 
 

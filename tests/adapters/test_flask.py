@@ -233,6 +233,7 @@ def test_fl01_every_setting_can_come_from_the_config() -> None:
         ({}, {"settings": WHOLE}),
         ({"SLUICEGATE": WHOLE}, {}),
         ({}, {"settings": WHOLE, "config_prefix": None}),
+        ({"ADMIN": WHOLE}, {"config_prefix": "ADMIN_"}),
     ],
 )
 def test_fl01_settings_as_one_value(config: dict[str, Any], options: dict[str, Any]) -> None:

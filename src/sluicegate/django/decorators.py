@@ -189,8 +189,8 @@ def _unenforced(
         name = label_of(view) if cls is None else view.__name__
         arrival = arrival_by_call(cls, name, marks, route=arrival.endpoint.route)
     charge = MarkCharge.of(state, arrival)
-    if state.alone and charge is not None:
-        charge.marks -= {mark}
+    if state.alone:
+        state.enforced -= {mark}
     return None if charge is None else (request, charge, state)
 
 

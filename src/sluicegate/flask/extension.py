@@ -190,14 +190,15 @@ class RateLimiter:
             problem, expected = "Flask's configuration has names in capitals", f'use capitals, as "{_PREFIX}"'
             raise SettingsError("config_prefix", prefix, problem=problem, expected=expected)
         names = {name: name.removeprefix(prefix).lower() for name in app.config if name.startswith(prefix)}
-        whole = app.config.get(_NAME.upper()) if prefix == _PREFIX else None
-        if whole is None:
+        name = prefix.removesuffix("_")
+        whole = app.config.get(name)
+        if whole is None or (prefix != _PREFIX and not isinstance(whole, Settings)):  # something of the application's
             return names
         if not isinstance(whole, Settings):  # the value may hold a password
             problem = f"a {type(whole).__name__} is not read"
             expected = f'give Settings(…), or write app.config["{_PREFIX}STORE"] and so on'
-            raise SettingsError("app.config", _NAME.upper(), problem=problem, expected=expected)
-        return {**names, _NAME.upper(): _WHOLE}
+            raise SettingsError("app.config", name, problem=problem, expected=expected)
+        return {**names, name: _WHOLE}
 
 
 def _warn_of_leftovers(app: Flask, prefix: str | None, *, strict: bool) -> None:

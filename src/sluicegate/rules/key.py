@@ -309,7 +309,9 @@ def _user(address: ReadyKey, *, strict: bool) -> ReadyKey:
 
     def key(caller: Caller, known: Known) -> str | Waiting | None:
         nonlocal looks
-        user = known["user"] if "user" in known else caller.user()
+        if "user" not in known:
+            known["user"] = caller.user()  # once: an application may ask its database
+        user = known["user"]
         if user is None:  # first: nobody has signed in to most requests
             if next(looks) and caller.signs_in_later():
                 warn("SG110", "user", strict=strict)

@@ -37,7 +37,9 @@ class Bound:
 
     def __post_init__(self) -> None:
         rule, terms = self.rule, self.terms
-        object.__setattr__(self, "is_conditional", (self.methods, self.path, rule.when) != (None, None, None))
+        object.__setattr__(
+            self, "is_conditional", any([each is not None for each in (self.methods, self.path, rule.when)])
+        )
         varies = terms is None or self.share != EVERYBODY or rule.per_method or not isinstance(rule.cost, int)
         object.__setattr__(self, "fixed", None if varies else (terms, rule.cost))
 

@@ -28,7 +28,7 @@ from sluicegate.web.charges import Charges, held, kept, log, made, owed
 from sluicegate.web.endpoint import Arrival, Endpoint, scope_of, short_name
 from sluicegate.web.gate import AsyncGate, Gate, Undecided
 from sluicegate.web.marks import EXEMPT, LateOptions, Mark, make_mark
-from sluicegate.web.request_state import RequestState
+from sluicegate.web.request_state import NO_MARKS, RequestState
 from sluicegate.web.settlement import AsyncSettlement, HeldCharges, Settlement
 
 AnyQuota = QuotaSpec | QuotaFunction
@@ -418,7 +418,10 @@ class MarkCharge(Charge):
 
     def __init__(self, bounds: Bounds, state: RequestState, label: str, *, marks: Collection[Mark]) -> None:
         super().__init__(bounds, state, label)
-        self.marks = frozenset(marks)  # that the request has after this charge
+        self._undecided = frozenset(marks)
+        # Before the charge: of several calls at the same time one is charged. If each were, one that is refused would
+        # give back what another was charged, whose view runs.
+        state.note_marks(marks)
 
     @classmethod
     def of(cls, state: RequestState, arrival: Arrival) -> MarkCharge | None:
@@ -432,10 +435,22 @@ class MarkCharge(Charge):
             return None
         return cls(_bounds_of_marks(state.gate, endpoint, tuple(left.values())), state, endpoint.label, marks=left)
 
+    def run(self, caller: Caller) -> Charged:
+        try:
+            return super().run(caller)
+        finally:
+            self._state.enforced -= self._undecided
+
+    async def run_async(self, caller: Caller) -> Charged:
+        try:
+            return await super().run_async(caller)
+        finally:
+            self._state.enforced -= self._undecided
+
     def _conclude(self, shown: Decision) -> Charged:
         charged = super()._conclude(shown)  # raises for a refusal
-        # Only now: a caller may catch a refusal, and a second call must not run the view before it is decided.
-        self._state.note_marks(self.marks)
+        # Only now the note stays. A caller may catch a refusal: a second call of the view is then charged again.
+        self._undecided = NO_MARKS
         return charged
 
 
