@@ -172,6 +172,9 @@ class AlgorithmExam(ABC):
         scene = self._drawn(data)
         if lowered:
             scene = scene._replace(params=(max(1, scene.limit // 3), *scene.params[1:]))
+            raised = (3 * scene.limit + 2, *scene.params[1:])
+            peeked = self._charged(scene, 0)._replace(params=raised)
+            assert self.answers(peeked) == self.answers(scene._replace(params=raised)), "cost 0 is a peek, also forced"
         cost = wanted.number(scene.limit, scene.last)
         outcome = self.ask(scene, cost)
         assert 0 <= outcome.remaining <= outcome.limit == scene.limit

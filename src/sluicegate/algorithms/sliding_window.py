@@ -77,7 +77,7 @@ def decide(
     if cost:  # else the limit was lowered
         retry = _when(state, -left) + ends if cost <= limit else NEVER
     free = limit - used if used < limit else 0
-    after = _with(state, stamp, cost, limit=limit) if forced else state
+    after = _with(state, stamp, cost, limit=limit) if forced and cost else state
     return new(Outcome, (cost == 0, limit, free, retry, newest + ends, following, now, "store")), after
 
 
