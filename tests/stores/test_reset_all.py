@@ -13,7 +13,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from sluicegate import AsyncLimiter, Ban, Concurrency, ConfigurationError, Limiter, Rule, StoreError
+from sluicegate import AsyncLimiter, Ban, Concurrency, ConfigurationError, Limiter, ManualClock, Rule, StoreError
 from sluicegate.identity import digest
 from sluicegate.plan import Check, Decision, Plan
 from sluicegate.stores.redis import RedisStore
@@ -134,3 +134,12 @@ def test_a_store_that_cannot_list_says_so(each_cluster: Cluster) -> None:
         limiter = Limiter(RedisStore(given))
         with pytest.raises(ConfigurationError, match=r"redis\+cluster"):
             limiter.reset_all("alice")
+
+
+def test_a_budget_that_has_reset_is_not_counted() -> None:
+    """Regression: a ban was counted until the time within which it counts strikes had passed."""
+    clock = ManualClock()
+    limiter = Limiter(clock=clock)
+    limiter.ban("alice", Ban(after=1, within=60, duration=1, name="short"))
+    clock.advance(2)
+    assert limiter.reset_all("alice") == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,10 +45,11 @@ MAX_KEYS: Final = 100_000  # about 33 MB of one-hit keys
 _COUNT: Final = "[0-9]{1,15}"
 _STATE: Final = repeat("state")  # what is set of each entry
 _NO_OUTCOMES: Final[Outcomes] = ()
+_States = dict[Entry, Any]  # by the entry that is to get it
 
 _UNKNOWN: Final[dict[str, Entry]] = {}  # the entries of a rule that has none
-_Part = tuple[dict[str, Entry], Callable[..., tuple[Outcome, Any]], tuple[int, ...]]
-"""Of one check of a Run: the entries of its rule, the algorithm and the parameters."""
+_Part = tuple[dict[str, Entry], Callable[..., tuple[Outcome, Any]], tuple[int, ...], Terms]
+"""Of one check of a Run: the entries of its rule, the algorithm, the parameters and the terms."""
 
 
 @shows_half_made
@@ -73,9 +74,9 @@ class MemoryStore(RunsPlans):
         self._lock: Any = threading.RLock()  # the stubs lack `_is_owned`, which threading.Condition uses too
         self._refunds: deque[tuple[Plan, tuple[Outcome, ...]]] = deque()  # refunds that could not be made at once
         self._table = MemoryTable(max_keys)
-        # The entries of the plan that is decided. The lock lets in a signal handler of the thread that holds it: if
+        # What belongs to the plan that is decided. The lock lets in a signal handler of the thread that holds it: if
         # the handler decides or changes something, this is another object afterwards.
-        self._deciding: list[Entry] | None = None
+        self._deciding: object = None
         fork.renew(self)
 
     def __len__(self) -> int:
@@ -113,7 +114,8 @@ class MemoryStore(RunsPlans):
         """
         table, refunds, (read, unit) = self._table, self._refunds, reading(self.clock)
         parts: list[_Part] = [
-            (table.by_rule.get(each.rule_id, _UNKNOWN), KEPT[each.algorithm].decide, each.params) for each in terms
+            (table.by_rule.get(each.rule_id, _UNKNOWN), KEPT[each.algorithm].decide, each.params, each)
+            for each in terms
         ]
         charges, conclude = mode == "charge", self._conclude
         usual = charges and len({each.rule_id for each in terms}) == len(terms)  # else a budget may be named twice
@@ -129,19 +131,20 @@ class MemoryStore(RunsPlans):
                 self._deciding = entries
                 now = read() // unit  # inside the lock: of two charges the later one has no earlier time
                 # `strict` would take as long as all the rest of the line.
-                for check, (known, decide, params) in zip(checks, parts):  # noqa: B905
+                for check, (known, decide, params, same) in zip(checks, parts):  # noqa: B905
                     entry = known.get(check[1])
                     if entry is None:
                         entry = table.find(check, now, network, plan=entries if usual else None)
                         if entry.table is not None:  # a rule's entries are in a new dictionary if it had none left
-                            parts[len(entries)] = entry.table, decide, params
+                            parts[len(entries)] = entry.table, decide, params, same
                         elif check[2]:
                             taking = False
                     outcome, state = decide(entry.state, now, check[2], params)
-                    if not outcome[0]:
+                    if not outcome[0] or entry.terms is not same:
                         taking = False
                     entries.append(entry)
-                    states.append(state)
+                    # A cost of 0 writes nothing: a state too far ahead of a clock that went back is not lost.
+                    states.append(state if check[2] else entry.state)
                     outcomes += (outcome,)
                 charging = map(setattr, entries, _STATE, states)
                 if taking and self._deciding is entries:
@@ -166,21 +169,24 @@ class MemoryStore(RunsPlans):
             now = self._now_us()
             self._give_back_due(now)
             pairs = charged(plan, outcomes)
-            for check, outcome in pairs:
-                entry = self._table.of(check)
-                if entry is None:
-                    entry = Entry(check.terms, check.identity)
-                else:
-                    _give_back(check, entry, outcome, now=now)
-                self._charge(check, entry, now, network=plan.network)
+            self._change(pairs, [check for check, _ in pairs], now=now, at=now, network=plan.network)
         return tuple([outcome._replace(at=now) for outcome in outcomes]) if pairs else outcomes
+
+    def charge(self, plan: Plan, *, at: int) -> None:
+        """Charge a plan, allowed or not, as of another time. The table's time stays the present: at an earlier one the
+        states of other keys would lie ahead of the clock, and count as empty.
+        """
+        with self._lock:
+            self._change((), plan.checks, now=self._now_us(), at=at, network=plan.network)
 
     def forget(self, rule_id: str, identity: str) -> None:
         with self._lock:
             self._give_back_due(self._now_us())
+            self._deciding = None
             entry = self._table.get(rule_id, identity)
             if entry is not None:
-                entry.give_back(None)
+                entry.expires = entry.refused_until = 0  # the next look at it removes it
+                entry.state = None
 
     def close(self) -> None:
         with self._lock:
@@ -204,16 +210,42 @@ class MemoryStore(RunsPlans):
             return {rule_id for rule_id, entry in found if entry is not None and not entry.expired(now)}
 
     def _give_back_due(self, now: int) -> None:
-        """Make the refunds that are due. The caller holds the lock, and changes something then."""
-        self._deciding = None
+        """Make the refunds that are due. The caller holds the lock."""
         while self._refunds:
-            plan, outcomes = self._refunds.popleft()
-            for check, outcome in charged(plan, outcomes):
+            self._change(charged(*self._refunds.popleft()), (), now=now, at=now)
+
+    def _change(
+        self,
+        refunds: Iterable[tuple[Check, Outcome]],
+        charges: Iterable[Check],
+        *,
+        now: int,
+        at: int,
+        network: Network = None,
+    ) -> None:
+        """Undo charges whose windows have not passed, and make others, allowed or not, as of `at`."""
+        while True:
+            after: _States = {}
+            self._deciding = after
+            for check, outcome in refunds:
+                terms, _, cost = check
                 entry = self._table.of(check)
                 if entry is not None:
-                    _give_back(check, entry, outcome, now=now)
+                    state = after.get(entry, entry.state)
+                    after[entry] = KEPT[terms.algorithm].refund(state, now, cost, terms.params, outcome.at)
+            for check in charges:
+                entry = self._table.of(check) or Entry(check.terms, check.identity)
+                self._charge(check, entry, now, after, at=at, network=network, plan=after)
+            changing = map(setattr, after, _STATE, after.values())
+            if self._deciding is after:
+                any(changing)  # in one step, as in `run`
+                for entry in after:
+                    entry.expires = entry.refused_until = 0  # not known: the next look notes them
+                return
 
-    def _strike(self, checks: Checks, entries: list[Entry], outcomes: list[Outcome], *, now: int) -> None:
+    def _strike(
+        self, checks: Checks, entries: list[Entry], outcomes: list[Outcome], *, now: int, after: _States
+    ) -> None:
         """Count the refusals of a plan towards the bans that its rules name, and note the outcomes after that."""
         found = tuple(outcomes)
         for at, ban in enumerate(checks):
@@ -223,30 +255,42 @@ class MemoryStore(RunsPlans):
                 waits = [outcome.retry_after or 0 for outcome, strikes in pairs if strikes and not outcome.allowed]
             # Without room it gets no strike: on a shared budget one client would ban all the others.
             if waits and (entries[at].table is not None or self._table.has_room(now)):
-                entry = self._charge(ban._replace(cost=1), entries[at], now, plan=entries)
-                outcomes[at] = entry.seen(now)
+                entry = self._charge(ban._replace(cost=1), entries[at], now, after, at=now, plan=entries)
+                outcomes[at], _ = KEPT[BAN].decide(after[entry], now, 0, ban.terms.params)
                 entry.refused_until = max(entry.refused_until, now + max(waits))  # a refused client keeps its strikes
 
     def _charge(
-        self, check: Check, entry: Entry, now: int, *, network: Network = None, plan: Sequence[Entry] = ()
+        self,
+        check: Check,
+        entry: Entry,
+        now: int,
+        after: _States,
+        *,
+        at: int,
+        network: Network = None,
+        plan: Container[Entry],
     ) -> Entry:
-        """Charge a check that has this entry, allowed or not. Return the entry that was charged."""
+        """Note in `after` the state that the charge of a check, allowed or not, gives to its entry. Return the entry,
+        which is in the table or is a shared budget.
+        """
         terms, _, cost = check
         entry = self._table.admit(check, entry, now, network=network, plan=plan)
-        entry.terms = terms
-        _, entry.state = KEPT[terms.algorithm].decide(entry.state, now, cost, terms.params, forced=True)
+        entry.measure(terms, now)
+        state = after.get(entry, entry.state)
+        _, after[entry] = KEPT[terms.algorithm].decide(state, at, cost, terms.params, forced=True)
         return entry
 
     def _conclude(
         self, checks: Checks, mode: Mode, entries: list[Entry], *, found: Outcomes, now: int, network: Network
     ) -> Outcomes:
-        """Return the outcomes of a plan that is not charged in one step: checks refused, an entry has no place yet, or
-        a signal handler or finalizer has decided meanwhile, in this thread.
+        """Return the outcomes of a plan whose checks are not all charged as they were decided: checks refused, an entry
+        has no place yet or was charged under other terms, two checks may share an entry, or a signal handler or
+        finalizer has decided meanwhile, in this thread. Then the plan is decided again.
         """
-        if self._deciding is not entries:
-            return self.run(plan_of(checks, mode, network))
         refused: set[Group] = set()
         outcomes: list[Outcome] = []
+        after: _States = {}
+        added: list[Entry] = []  # for charges that are not made
         taking = mode == "charge"
         for check, outcome in zip(checks, found, strict=True):
             if not outcome[0]:  # by index, as below: a refusal costs an attacker nothing
@@ -254,38 +298,39 @@ class MemoryStore(RunsPlans):
                     taking = False
                     break
                 refused.add(check.group)
-        for check, asked, result in zip(checks, entries, found, strict=True):
-            terms, _, cost = check
-            if taking and not (refused and check.group in refused):
-                if cost:
-                    self._charge(check, asked, now, network=network, plan=entries)
-                outcomes.append(result)
-                continue
-            entry, outcome = asked, result
+        for place, check in enumerate(checks):
+            (terms, _, cost), outcome, entry = check, found[place], entries[place]
             passed, never = outcome[0], outcome[3] is NEVER
-            if cost and not never and (mode == "forced" or (mode == "charge" and terms.count_denied)):
-                entry = self._charge(check, entry, now, network=network, plan=entries)
-                outcome = entry.seen(now, cost)
+            takes = taking and not (refused and check.group in refused)
+            counts = cost and not never and (takes or mode == "forced" or (mode == "charge" and terms.count_denied))
+            if counts:
+                entry = entries[place] = self._charge(check, entry, now, after, at=now, network=network, plan=entries)
+            if takes:
+                outcomes.append(outcome)
+                continue
+            state, decide = after.get(entry, entry.state), KEPT[terms.algorithm].decide
+            if counts:
+                outcome, _ = decide(state, now, cost, terms.params)
+            elif entry.state is None and entry.expires > now and entry.table is not None:
+                added.append(entry)
             elif not (passed or never or terms.shadow):
-                entry.terms, entry.refused_until = terms, now + (outcome[3] or 0)
+                entry.refused_until = now + (outcome[3] or 0)
             if outcome[0]:  # as it is without the cost, which is not charged
-                outcome, _ = KEPT[terms.algorithm].decide(entry.state, now, 0, terms.params)
+                outcome, _ = decide(state, now, 0, terms.params)
             if terms.shadow:
                 outcome = in_shadow(outcome, passed=passed)
             elif outcome[0] is not passed:
                 outcome = outcome._replace(allowed=passed)
             outcomes.append(outcome)
-            if entry.state is None and entry.table is not None:  # added for a plan that is not charged
-                self._table.remove(entry)
         if mode != "peek" and not taking and checks and checks[-1].terms.algorithm == BAN:
-            self._strike(checks, entries, outcomes, now=now)
+            self._strike(checks, entries, outcomes, now=now, after=after)
+        charging = map(setattr, after, _STATE, after.values())
+        if self._deciding is not entries:
+            return self.run(plan_of(checks, mode, network))
+        any(charging)  # in one step, as in `run`
+        if added:
+            self._table.withdraw(added)
         return tuple(outcomes)
-
-
-def _give_back(check: Check, entry: Entry, outcome: Outcome, *, now: int) -> None:
-    """Undo a charge, unless its window has passed."""
-    terms, _, cost = check
-    entry.give_back(KEPT[terms.algorithm].refund(entry.state, now, cost, terms.params, outcome.at))
 
 
 @shows_half_made

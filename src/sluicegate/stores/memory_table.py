@@ -14,14 +14,14 @@ a look into a table and the change of it, and every state that an exception leav
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Container
 from itertools import islice
 from os import urandom
 from typing import Any, Final, TypeVar
 
 from sluicegate.algorithms import KEPT
 from sluicegate.identity import Seal
-from sluicegate.plan import BAN, Check, Network, Outcome, Terms
+from sluicegate.plan import BAN, Check, Network, Terms
 
 BUCKETS: Final = 1_024  # shared budgets for new identities under one kind of rule, when the table is full
 SHARED: Final = 4_096  # shared budgets in all; when they are in use, each further kind has one for all new identities
@@ -46,21 +46,20 @@ class Entry:
     def __init__(self, terms: Terms, identity: str = "") -> None:
         self.terms, self.identity, self.state = terms, identity, None
         self.table: dict[str, Entry] | None = None
-        self.expires = self.refused_until = 0  # not before this time: a charge only makes it later
+        self.expires = 0  # not before this time: a charge only makes it later
+        self.refused_until = 0  # it must not be evicted before this time
         self.noted: Any = None  # the state when it was inspected; a state does not change
         self.left = 1.0  # the part of the limit that was left then
 
-    def seen(self, now: int, cost: int = 0) -> Outcome:
-        """Return how the entry stands now."""
-        terms = self.terms
-        return KEPT[terms.algorithm].decide(self.state, now, cost, terms.params)[0]
-
     def inspect(self, now: int) -> None:
         """Note what is left and when the entry expires, unless what was noted is still true or less than true."""
-        if self.state is not self.noted or self.expires <= now or not self.left:
-            outcome = self.seen(now)
-            self.noted, self.left = self.state, outcome.remaining / outcome.limit
-            self.expires = now + outcome.reset_after
+        state, terms = self.state, self.terms
+        if state is not self.noted or self.expires <= now:
+            outcome, _ = KEPT[terms.algorithm].decide(state, now, 0, terms.params)
+            self.left = 1.0 if terms.shadow else outcome.remaining / outcome.limit
+            if not self.left:
+                self.refused_until = max(self.refused_until, now + outcome.next_after)
+            self.noted, self.expires = state, now + outcome.reset_after
 
     def expired(self, now: int) -> bool:
         """True if nothing of the limit is used: removing the entry changes no outcome."""
@@ -68,14 +67,13 @@ class Entry:
             self.inspect(now)
         return self.expires <= now
 
-    def refused(self, now: int) -> bool:
-        """True if an inspected entry must not be evicted: it has nothing left, or was refused at a higher cost."""
-        return self.refused_until > now or not (self.left or self.terms.shadow)
-
-    def give_back(self, state: Any) -> None:
-        """Take a state of which less is used, or nothing. The next inspection removes the entry if it has expired."""
-        self.expires = self.refused_until = 0
-        self.state = state
+    def measure(self, terms: Terms, now: int) -> None:
+        """Use the terms of a charge from now on: the rules of one budget may have different limits, or be shadow rules.
+        First note what the former ones refuse.
+        """
+        if self.terms is not terms:
+            self.inspect(now)
+            self.terms = terms
 
 
 class SharedBudget(Entry):
@@ -104,7 +102,7 @@ class MemoryTable:
         self._shared: OrderedDict[tuple[_Kind, int], SharedBudget] = OrderedDict()
         self._common: dict[_Kind, SharedBudget] = {}  # one for each kind, when there are too many of the others
         self._budget_of: dict[Key, SharedBudget] = {}  # the shared budget of each of its users
-        self._seal: Callable[[str], str] | None = None
+        self._seal = Seal(urandom(16)).text
 
     def __len__(self) -> int:
         """Return the number of entries."""
@@ -125,11 +123,15 @@ class MemoryTable:
         table = self.by_rule.get(terms.rule_id)
         if table is not None and identity in table:
             return table[identity]
-        if not self._budget_of and len(self._queue) < self.most:
-            entry = Entry(terms, identity)
-            return entry if plan is None or not cost else self._add(entry, now, plan)
         if terms.algorithm == BAN:
             return Entry(terms, identity)
+        if not self._budget_of and len(self._queue) < self.most:
+            entry = Entry(terms, identity)
+            if plan is None or not cost:
+                return entry
+            # What is charged now does not expire before one unit would be free again.
+            entry.expires = now + terms.window_us // terms.params[0]
+            return self._add(entry, now, plan)
         budget = self._budget_of.get((terms.rule_id, identity))
         if budget is not None and not budget.expired(now):
             return budget
@@ -141,7 +143,7 @@ class MemoryTable:
         entry = self.get(*key)
         return self._budget_of.get(key) if entry is None else entry
 
-    def admit(self, check: Check, entry: Entry, now: int, *, network: Network, plan: Sequence[Entry]) -> Entry:
+    def admit(self, check: Check, entry: Entry, now: int, *, network: Network, plan: Container[Entry]) -> Entry:
         """Return the entry to charge for a check that has this one: itself if it is in the table or a shared budget,
         else a new entry or a shared budget. Evicts no entry of the `plan`.
         """
@@ -151,7 +153,7 @@ class MemoryTable:
         if own is not None:
             return own
         if not isinstance(entry, SharedBudget) or entry.dropped:
-            if len(self._queue) < self.most or self._make_room(now, plan) or terms.algorithm == BAN:
+            if self._make_room(now, plan) or terms.algorithm == BAN:
                 return self._add(entry if type(entry) is Entry else Entry(terms, identity), now, plan)
             entry = self._shared_budget(check, now, network)
         self._add_user(check, entry, now)
@@ -163,10 +165,20 @@ class MemoryTable:
             return True
         for entry in self._next():
             entry.inspect(now)
-            if not entry.refused(now):
+            if entry.refused_until <= now:
                 return True
         self._queue.rotate(-_LOOKS)
         return False
+
+    def withdraw(self, added: list[Entry]) -> None:
+        """Remove the entries that were added for a plan that is not charged."""
+        # They are at the end of the queue, behind each of them the two that were inspected for the next one. In its
+        # place, `remove` would look at all the others first.
+        queue, last = self._queue, (1 + _SWEEP) * len(added)
+        queue.rotate(last)
+        for entry in added:
+            self.remove(entry)
+        queue.rotate(len(added) - last)
 
     def clear(self) -> None:
         """Drop all entries and shared budgets."""
@@ -182,6 +194,7 @@ class MemoryTable:
         """Remember that an identity uses a shared budget. Only the latest users are remembered."""
         if budget.expired(now):
             self._remove_users(budget)
+            budget.expires = now + 1  # else it could be removed for another check of the plan, before it is charged
         key = (check.terms.rule_id, check.identity)
         budget.users[key] = None
         self._budget_of[key] = budget
@@ -198,7 +211,8 @@ class MemoryTable:
         if found is None:
             if not self._tidy(now) and len(self._shared) >= SHARED:
                 return self._common_budget(kind, terms)
-            found = self._shared[bucket] = SharedBudget(terms)
+            # Looks again: a signal handler may have added it.
+            found = self._shared.setdefault(bucket, SharedBudget(terms))
         return found
 
     def _common_budget(self, kind: _Kind, terms: Terms) -> SharedBudget:
@@ -207,16 +221,15 @@ class MemoryTable:
         if found is None:
             if len(self._common) >= KINDS:  # quotas that are made for each request would grow without bound
                 for oldest, budget in _first(self._common):
-                    self._remove_users(budget)
-                    budget.dropped = True
-                    self._common.pop(oldest, None)
-            found = self._common[kind] = SharedBudget(terms)
+                    if not budget.dropped:
+                        budget.dropped = True
+                        self._common.pop(oldest, None)
+                        self._remove_users(budget)
+            found = self._common.setdefault(kind, SharedBudget(terms))
         return found
 
     def _bucket_of(self, network: str) -> int:
         """Return the bucket of a network. It depends on a secret, so no client can know which networks share it."""
-        if self._seal is None:
-            self._seal = Seal(urandom(16)).text
         return int(self._seal(network)[-8:], 16) % BUCKETS
 
     def _tidy(self, now: int) -> bool:
@@ -224,10 +237,11 @@ class MemoryTable:
         tidied = False
         for _ in range(_SWEEP):
             for bucket, shared in _first(self._shared):
-                if shared.expired(now):
-                    self._remove_users(shared)
+                # Looks again, and no call is between that and `pop`: a signal handler may have charged or removed it.
+                if shared.expired(now) and shared.state is shared.noted and not shared.dropped:
                     shared.dropped = True
                     self._shared.pop(bucket, None)
+                    self._remove_users(shared)
                     tidied = True
                 elif bucket in self._shared:
                     self._shared.move_to_end(bucket)
@@ -244,11 +258,9 @@ class MemoryTable:
             del known[key]
         budget.users.pop(key, None)
 
-    def _add(self, entry: Entry, now: int, plan: Sequence[Entry]) -> Entry:
+    def _add(self, entry: Entry, now: int, plan: Container[Entry]) -> Entry:
         """Add the entry of a new identity. Of the next two others, remove the expired ones outside the `plan`."""
-        queue, rules, terms, identity = self._queue, self.by_rule, entry.terms, entry.identity
-        # What is charged now does not expire before one unit would be free again.
-        entry.expires = now + terms.window_us // terms.params[0]
+        queue, rules, rule_id, identity = self._queue, self.by_rule, entry.terms.rule_id, entry.identity
         try:
             pair = queue[0], queue[1]
         except IndexError:
@@ -261,7 +273,6 @@ class MemoryTable:
             queue.rotate(-len(pair))
         if self._shared:
             self._tidy(now)
-        rule_id = terms.rule_id
         table: dict[str, Entry] = {}
         # No call until it is in: after one a signal handler may decide, and drop the rule's table with its last entry.
         if rule_id in rules:
@@ -274,31 +285,33 @@ class MemoryTable:
         queue.append(entry)
         return entry
 
-    def _make_room(self, now: int, plan: Sequence[Entry]) -> bool:
-        """Evict one of the next few entries; False if all of them are currently refused, or belong to the `plan`.
+    def _make_room(self, now: int, plan: Container[Entry]) -> bool:
+        """Evict until there is room for an entry. False if all of the next few are currently refused, or of the `plan`.
 
-        Of four, it is the one with the most of its limit left, because eviction changes least for it. An expired entry
+        Of four, it evicts the one with the most of its limit left, because that changes least for it. An expired entry
         has all of it left; an entry of a shadow rule counts as if it had.
         """
-        queue, chosen = self._queue, None
-        most, seen, choices = -1.0, 0, _CHOICES
-        for entry in self._next():
-            seen += 1
-            entry.inspect(now)
-            if entry.refused(now) or entry in plan:
-                continue
-            left = 1.0 if entry.expires <= now or entry.terms.shadow else entry.left
-            if left > most:
-                most, chosen = left, entry
-            choices -= 1
-            if left == 1 or not choices:
-                break
-        if chosen is None:
-            queue.rotate(-_LOOKS)
-            return False
-        self.evictions += chosen.expires > now
-        self.remove(chosen)
-        queue.rotate(1 - seen)
+        queue = self._queue
+        while len(queue) >= self.most:  # more than once if a signal handler has taken the room of an earlier entry
+            chosen = None
+            most, seen, choices = -1.0, 0, _CHOICES
+            for entry in self._next():
+                seen += 1
+                entry.inspect(now)
+                if entry.refused_until > now or entry in plan:
+                    continue
+                left = 1.0 if entry.expires <= now else entry.left
+                if left > most:
+                    most, chosen = left, entry
+                choices -= 1
+                if left == 1 or not choices:
+                    break
+            if chosen is None:
+                queue.rotate(-_LOOKS)
+                return False
+            self.evictions += chosen.expires > now
+            self.remove(chosen)
+            queue.rotate(1 - seen)
         return True
 
     def _next(self) -> tuple[Entry, ...]:
@@ -309,7 +322,11 @@ class MemoryTable:
             return self._next()
 
     def remove(self, entry: Entry) -> None:
-        """Remove an entry. The only call is the last step, so no signal handler finds it half removed."""
+        """Remove an entry, unless a signal handler has charged it since it was inspected. The only call is the last
+        step, so no handler finds it half removed.
+        """
+        if entry.state is not entry.noted:
+            return
         rules, rule_id, identity, table = self.by_rule, entry.terms.rule_id, entry.identity, entry.table
         if table is not None and identity in table and table[identity] is entry:
             del table[identity]
