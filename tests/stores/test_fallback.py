@@ -806,7 +806,7 @@ def test_a_probe_that_another_server_replies_to_closes_the_breaker(clock: Manual
 def test_one_network_uses_up_one_shared_budget_of_the_local_fallback(clock: ManualClock) -> None:
     """As in a full memory store. Charges from notes go to the same shared budget."""
     local_fallback = LocalFallback(policy="local", replicas=1, clock=clock)
-    local_fallback._memory = MemoryStore(max_keys=1, clock=local_fallback._clock)
+    local_fallback._memory = MemoryStore(max_keys=1, clock=clock)
     used = Plan((check("9/hour", "noted"),), network=lambda: "203.0.113.0")
     local_fallback.note(used.checks, MemoryStore(clock=clock).run(Plan((check("9/hour", "noted", cost=4),))))
     for _ in range(2):
@@ -816,3 +816,23 @@ def test_one_network_uses_up_one_shared_budget_of_the_local_fallback(clock: Manu
         local_fallback.answer(used._replace(checks=(check("9/hour", f"{number}"),)), DOWN)
     shared = local_fallback._memory._table._shared.values()
     assert [(each.state is not None, len(each.users)) for each in shared] == [(True, 5)]
+
+
+@pytest.mark.parametrize("before", ["refund", "charge"])
+def test_a_note_of_one_client_drops_no_budget_of_another(clock: ManualClock, before: str) -> None:
+    """It is charged as of an earlier time. At that time the budget of the other lies ahead of the clock."""
+    local_fallback, store = LocalFallback(policy="local", replicas=1, clock=clock), MemoryStore(clock=clock)
+    victim, others = Plan((check("5/minute", "victim"),)), [Plan((check("100/day", f"{n}"),)) for n in range(20)]
+    if before == "charge":
+        local_fallback.answer(victim, DOWN)
+        clock.advance(60)
+    for other in others:
+        local_fallback.note(other.checks, store.run(other))
+    clock.advance(100)
+    if before == "refund":
+        local_fallback.refund(victim, tuple(local_fallback.answer(victim, DOWN)))
+    admitted = 0
+    for other in others:
+        admitted += sum([local_fallback.answer(victim, DOWN)[0].allowed for _ in range(6)])
+        assert local_fallback.answer(other, DOWN)[0].remaining == 98
+    assert admitted == 5

@@ -37,9 +37,8 @@ class LocalFallback:
         self._replicas = replicas
         self._read, self._unit = reading(clock)  # for notes
         self._now_us = (SystemClock() if clock is None else clock).now_us
-        self._clock = _SetClock()
         self.decisions = self.allowed = 0  # made here, for the status; peeks do not count
-        self._memory = MemoryStore(clock=self._clock)
+        self._memory = MemoryStore(clock=clock)
         # A note is charged once, before the plan that asked for it. Reentrant, as the lock of the memory store.
         self._lock = threading.RLock()
         self._fresh: dict[_Key, _Note] = {}
@@ -88,19 +87,15 @@ class LocalFallback:
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Refund what was charged here."""
         if any([outcome.source == "local" for outcome in outcomes]):
-            # Without the lock, because a finalizer must not wait for it. It may interrupt a plan of the same thread.
-            interrupted, self._clock.us = self._clock.us, self._now_us()
+            # Without the lock, because a finalizer must not wait for it.
             self._memory.refund(self._divided_plan(plan), _as_charged(outcomes))
-            self._clock.us = interrupted
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
         """Charge again, as of now, what was charged here."""
         if not any([outcome.source == "local" for outcome in outcomes]):
             return outcomes
-        with self._lock:
-            self._clock.us = self._now_us()
-            charged = _as_charged(outcomes)
-            renewed = self._memory.renew(self._divided_plan(plan), charged)
+        charged = _as_charged(outcomes)
+        renewed = self._memory.renew(self._divided_plan(plan), charged)
         if renewed is charged:
             return outcomes
         return tuple([outcome._replace(at=new.at) for outcome, new in zip(outcomes, renewed, strict=True)])
@@ -128,7 +123,7 @@ class LocalFallback:
             now = self._now_us()
             for check in plan.checks:  # first: an outage must not refill a budget
                 self._recall((check.terms.rule_id, check.identity), now, plan.network)
-            outcomes = self._run(self._divided_plan(plan), now)
+            outcomes = self._memory.run(self._divided_plan(plan))
         return [outcome._replace(source="local") for outcome in outcomes]
 
     def _recall(self, key: _Key, now: int, network: Network) -> None:
@@ -142,32 +137,28 @@ class LocalFallback:
             noted_at = read // self._unit
             free_at = noted_at + outcome.reset_after
             if check.terms.algorithm == BAN and not outcome.allowed:
-                self._ban(check, left=noted_at + outcome.next_after - now, now=now)
+                self._ban(check, left=noted_at + outcome.next_after - now)
             elif free_at > now and not check.terms.held:
                 used = Plan((self._divided_check(check),), network=network)
                 self._charge_used(used, outcome, now=now, free_at=free_at)
 
-    def _ban(self, check: Check, *, left: int, now: int) -> None:
+    def _ban(self, check: Check, *, left: int) -> None:
         """Start a ban in this process that ends at the same time as the ban in the store. `left` is in microseconds."""
         if left > 0:
-            self._run(Plan((check._replace(terms=lasting(check.terms, left), cost=check.terms.limit),)), now)
+            self._memory.run(Plan((check._replace(terms=lasting(check.terms, left), cost=check.terms.limit),)))
 
     def _charge_used(self, plan: Plan, outcome: Outcome, *, now: int, free_at: int) -> None:
         """Leave a budget at most its part of what the store had left, until the store's budget would be fully reset."""
         [check] = plan.checks
         terms = check.terms
         limit = terms.limit
-        [here] = self._run(plan._replace(checks=(check._replace(cost=0),)), now)
+        [here] = self._memory.run(plan._replace(checks=(check._replace(cost=0),)))
         used = here.remaining - outcome.remaining * limit // max(1, outcome.limit)
         if used > 0:
             if here.remaining == limit:  # as if charged at the time that frees it together with the store's budget
                 charged, _ = KEPT[terms.algorithm].decide(None, now, used, terms.params)
                 now = min(now, free_at - charged.reset_after)
-            self._run(plan._replace(checks=(check._replace(cost=used),)), now)
-
-    def _run(self, plan: Plan, now: int) -> tuple[Outcome, ...]:
-        self._clock.us = now
-        return self._memory.run(plan)
+            self._memory.charge(plan._replace(checks=(check._replace(cost=used),)), at=now)
 
     def _divided_plan(self, plan: Plan) -> Plan:
         return plan._replace(checks=tuple([self._divided_check(check) for check in plan.checks]))
@@ -181,15 +172,6 @@ class LocalFallback:
         part = _divided(terms, self._replicas)
         cost = part.limit if part.limit < check.cost <= terms.limit else check.cost
         return Check(part, check.identity, cost)
-
-
-class _SetClock(threading.local):
-    """A clock that each thread sets for itself: some charges are made as of an earlier time."""
-
-    us = 0
-
-    def now_us(self) -> int:
-        return self.us
 
 
 def _as_charged(outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
