@@ -235,7 +235,7 @@ class MemoryStore(RunsPlans):
                     after[entry] = KEPT[terms.algorithm].refund(state, now, cost, terms.params, outcome.at)
             for check in charges:
                 entry = self._table.of(check) or Entry(check.terms, check.identity)
-                self._charge(check, entry, now, after, at=at, network=network, plan=after)
+                self._charge(check, entry, now, after=after, at=at, network=network, plan=after)
             changing = map(setattr, after, _STATE, after.values())
             if self._deciding is after:
                 any(changing)  # in one step, as in `run`
@@ -255,7 +255,7 @@ class MemoryStore(RunsPlans):
                 waits = [outcome.retry_after or 0 for outcome, strikes in pairs if strikes and not outcome.allowed]
             # Without room it gets no strike: on a shared budget one client would ban all the others.
             if waits and (entries[at].table is not None or self._table.has_room(now)):
-                entry = self._charge(ban._replace(cost=1), entries[at], now, after, at=now, plan=entries)
+                entry = self._charge(ban._replace(cost=1), entries[at], now, after=after, at=now, plan=entries)
                 outcomes[at], _ = KEPT[BAN].decide(after[entry], now, 0, ban.terms.params)
                 entry.refused_until = max(entry.refused_until, now + max(waits))  # a refused client keeps its strikes
 
@@ -264,8 +264,8 @@ class MemoryStore(RunsPlans):
         check: Check,
         entry: Entry,
         now: int,
-        after: _States,
         *,
+        after: _States,
         at: int,
         network: Network = None,
         plan: Container[Entry],
@@ -304,7 +304,9 @@ class MemoryStore(RunsPlans):
             takes = taking and not (refused and check.group in refused)
             counts = cost and not never and (takes or mode == "forced" or (mode == "charge" and terms.count_denied))
             if counts:
-                entry = entries[place] = self._charge(check, entry, now, after, at=now, network=network, plan=entries)
+                entry = entries[place] = self._charge(
+                    check, entry, now, after=after, at=now, network=network, plan=entries
+                )
             if takes:
                 outcomes.append(outcome)
                 continue
