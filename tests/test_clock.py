@@ -96,7 +96,8 @@ def test_no_store_is_made_with_a_clock_that_it_cannot_count_with(opens: Any, url
 @pytest.mark.parametrize("moment", MISTAKES)
 def test_a_clock_that_goes_wrong_later_lets_no_request_pass(moment: Any) -> None:
     """The store, which is down, is not called, and no failure policy decides."""
-    limiter = Limiter("redis://127.0.0.1:1", clock=Said(1, moment), deny_cache=0, on_store_failure="allow")
+    # Two stores read it when they are made: the one of the URL, and that of the local fallback.
+    limiter = Limiter("redis://127.0.0.1:1", clock=Said(1, 1, moment), deny_cache=0, on_store_failure="allow")
     with pytest.raises(ConfigurationError, match=r"clock .*SG010"):
         limiter.hit("1/minute", "alice")
 
