@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
 from dataclasses import replace
 from fnmatch import translate
 from functools import partial
-from operator import itemgetter
 from threading import RLock
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from sluicegate.clock import SystemClock
 from sluicegate.errors import RuleError, nearest
@@ -39,15 +38,13 @@ from sluicegate.rules.terms import whole_cost
 from sluicegate.rules.tiers import Tiers
 from sluicegate.runtime import fork
 from sluicegate.runtime.awaiting import Waiting, async_mismatch, is_async
-from sluicegate.stores import Mode
+from sluicegate.stores import Mode, terms_of
 from sluicegate.web.access import resolve_lists
 from sluicegate.web.bound import NO_BOUNDS, Bound, Bounds, Chosen, names_of, of_method, unique, warn_of_names
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name
 from sluicegate.web.marks import EXEMPT, Mark
 from sluicegate.web.settings import Settings
 from sluicegate.web.settlement import AsyncSettlement, Settlement
-
-_TERMS: Final[Callable[[Check], Terms]] = itemgetter(0)
 
 
 class Undecided(Exception):  # users never see it
@@ -312,7 +309,7 @@ class Gate(_Rules):
             checks = before(checks)
         if not checks:
             return None
-        run = self.limiter.runs[mode][tuple(map(_TERMS, checks))]
+        run = self.limiter.runs[mode][terms_of(checks)]
         network = partial(self._network, caller)
         return self.limiter.decide(run, checks, network, caller=caller, noted=mode != "peek")
 
@@ -361,7 +358,7 @@ class AsyncGate(_Rules):
             checks = await before(checks)
         if not checks:
             return None
-        run, undo = self.limiter.runs[mode][tuple(map(_TERMS, checks))], None
+        run, undo = self.limiter.runs[mode][terms_of(checks)], None
         if self.may_owe and any([check.terms.held for check in checks]):
             undo = self.settlement().release_late
         network = partial(self._network, caller)
