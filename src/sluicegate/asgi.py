@@ -28,8 +28,6 @@ from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint
 from sluicegate.web.gate import AsyncGate
 from sluicegate.web.health import FIELDS, OK, answer, check_code
 from sluicegate.web.http import (
-    LESS,
-    MICROSECOND,
     NAMES,
     Fields,
     denial,
@@ -38,6 +36,7 @@ from sluicegate.web.http import (
     is_preflight,
     merge,
     policy_text,
+    seconds,
 )
 from sluicegate.web.request_state import NO_MARKS, RequestState, warn_of_twice
 from sluicegate.web.settings import Settings, SettingsOptions, hide
@@ -641,7 +640,7 @@ def with_fields(message: Message, decision: Decision, dialect: str | None) -> Me
         for _, _, left, _, _, ahead, _, source in outcomes:
             if not ahead or source == "policy":  # an item without a time, or no item
                 break
-            numbers += left, (ahead + LESS) // MICROSECOND
+            numbers += left, seconds(ahead)
         else:
             # Not if the application has such a field of its own: it and ours become one.
             if texts is not None and _NAMES.isdisjoint(map(_LOWER, map(_NAME, own))):

@@ -14,8 +14,7 @@ from datetime import UTC
 from functools import lru_cache
 from typing import Final, Literal, cast
 
-from sluicegate.clock import MICROSECOND as MICROSECOND  # noqa: PLC0414  # the adapter for ASGI imports it from here
-from sluicegate.clock import epoch_seconds
+from sluicegate.clock import MICROSECOND, epoch_seconds
 from sluicegate.errors import RuleError, SettingsError
 from sluicegate.plan import BAN, DENIED, LIMITED, UNAVAILABLE, Check, Decision, Outcome, Source, Terms
 
