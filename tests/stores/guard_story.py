@@ -38,6 +38,7 @@ class Call:
     sent: int = 0  # its place among all events of the story
     closing: int = 0  # which closing of the circuit it was sent in; 0: the circuit was open
     attempt: bool = False  # whether the circuit waits for its result
+    trial: bool = False  # whether its success closes the circuit
     ran: bool = False  # whether the server has run it
     ran_us: int = 0
     answer: Any = None

@@ -22,6 +22,7 @@ second process changes budgets meanwhile. The laws, which the machine checks aft
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,6 +40,7 @@ from sluicegate.identity import identity_text
 from sluicegate.plan import BAN, Check, Checks, Outcome, Outcomes, Plan
 from sluicegate.rules.terms import make_terms, read
 from sluicegate.stores import StoreChange
+from sluicegate.stores.breaker import Breaker
 from sluicegate.testing.scenarios import examples
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import AsyncGate, Gate
@@ -108,7 +110,7 @@ class Circuit:
         return self._clock.now_us() >= self.latest
 
     def begin_attempt(self, call: Call) -> None:
-        call.attempt = True
+        call.attempt, call.trial = True, self.half
         self.soonest = self.latest = self._clock.now_us() + ATTEMPT_US
 
     def end(self, call: Call) -> None:
@@ -125,7 +127,7 @@ class Circuit:
         elif error is not None and (not isinstance(error, StoreError) or error.concerns == "plan"):
             self.half = False
             self.soonest = self.latest = now + GIVEN_BACK_US
-        elif not self.closed and call.flight is not None and (call.what != "forget" or self.half):
+        elif not self.closed and call.trial:
             self.times += 1
             self.closed, self.half = self.times, False
             self.changes.append(True)
@@ -230,13 +232,12 @@ class Machine(RuleBasedStateMachine):
 
     @rule(limit=st.sampled_from(LIMITS), who=st.sampled_from(WHO), end=st.sampled_from(MOSTLY))
     def reset(self, limit: tuple[str, str], who: str, end: bool) -> None:
-        quota, action = limit
-        self.end_if(end, self.fly("reset", lambda: self.limiter.reset(quota, who, action=action)))
+        self.end_if(end, self.fly_reset(limit, who))
 
     @rule(who=st.sampled_from(WHO), begin=st.booleans(), end=st.sampled_from(MOSTLY))
     def ban(self, who: str, begin: bool, end: bool) -> None:
         act = self.limiter.ban if begin else self.limiter.unban
-        self.end_if(end, self.fly("ban" if begin else "reset", lambda: act(who, LONG_BAN)))
+        self.end_if(end, self.fly("ban" if begin else "reset", lambda: act(who, LONG_BAN), None if begin else 1))
 
     # what the network, the server and another process do
 
@@ -322,7 +323,7 @@ class Machine(RuleBasedStateMachine):
         elif change == "counted":
             flight = self.fly_visit("counted", who)
         elif change == "reset":
-            flight = self.fly("reset", lambda: self.limiter.reset(other[0], who, action=other[1]))
+            flight = self.fly_reset(other, who)
         elif given and change == "refund":
             flight = self.fly("refund", lambda: self.limiter.refund(given[0]), given[0])
         elif given:
@@ -364,6 +365,11 @@ class Machine(RuleBasedStateMachine):
         bounds = self.gate.bind(Endpoint(name, names=(name,)))
         return self.fly("hit", lambda: self.gate.decide(Visitor(who), bounds))
 
+    def fly_reset(self, limit: tuple[str, str], who: str) -> Flight:
+        quota, action = limit
+        budgets = len(self.checks_of(limit, who, 0))
+        return self.fly("reset", lambda: self.limiter.reset(quota, who, action=action), budgets)
+
     def fly(self, what: str, call: Callable[[], Any], given: Any = None) -> Flight:
         """Begin a call of the limiter."""
         flight = Flight(what, self.circuit.closed, given, half=self.circuit.half, due=self.circuit.must_try())
@@ -391,10 +397,12 @@ class Machine(RuleBasedStateMachine):
 
     def end_call(self, call: Call, how: str, *, ran: bool = True) -> None:
         """End a call of the store."""
+        flight = call.flight
+        if how == "cancel" and flight is None:  # a probe: nobody cancels it
+            how = "reply"
         if ran or how == "reply":
             self.server.run_now(call)
-        flight = call.flight
-        if how == "cancel" and flight is not None and not flight.done:
+        if how == "cancel" and flight is not None:
             flight.cancelled = True
             self.driver.cancel(flight)
         else:
@@ -486,7 +494,8 @@ class Machine(RuleBasedStateMachine):
             assert error is None
             self.check_refund(flight)
         elif flight.what == "reset":
-            assert isinstance(error, StoreError) if failed or not flight.calls else error is None
+            dropped = len(flight.calls) - len(failed)  # the circuit may open between two budgets of one reset
+            assert isinstance(error, StoreError) if dropped < flight.given else error is None
             self.forget_notes(flight)
         elif flight.what == "ban":
             assert (error is None) is (bool(flight.calls) and not failed)
@@ -506,7 +515,8 @@ class Machine(RuleBasedStateMachine):
 
     def check_refund(self, flight: Flight) -> None:
         decision: Decision = flight.given
-        if not flight.closed:
+        # A release that waited for a renewal begins when that has ended: the circuit may be open by then.
+        if not flight.closed or not (flight.calls or self.circuit.closed):
             self.forget_notes(flight)
         elif decision.allowed and not decision.degraded:
             method = "renew" if flight.what == "renew" else "refund"
@@ -612,7 +622,16 @@ def moved(outcomes: Outcomes, us: int) -> Outcomes:
     )
 
 
+@pytest.fixture(autouse=True)
+def _told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a probe is due is drawn from what Hypothesis seeds before each story: a story is the same each time."""
+    monkeypatch.setitem(cast(Any, Breaker.__init__).__kwdefaults__, "jitter", random.random)
+
+
 @pytest.mark.slow
+@pytest.mark.filterwarnings(  # a bug in the store, which a story may tell of a probe
+    "ignore:Exception in thread sluicegate-probe:pytest.PytestUnhandledThreadExceptionWarning"
+)
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_every_order_of_events_keeps_the_laws(is_async: bool) -> None:
     seen: Counter[str] = Counter()
