@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from threading import Barrier
@@ -334,6 +334,29 @@ def test_after_its_end_there_is_nothing_to_renew_or_release(limiter: EitherLimit
     limiter.leave(block)
     assert limiter.left("1 at once") == 0, "it is the other one's now"
     limiter.leave(other)
+
+
+async def _one_after_the_other(first: Awaitable[Any], second: Awaitable[Any]) -> Any:
+    await first
+    return await second
+
+
+def test_a_slot_that_is_released_while_it_is_renewed_holds_nothing(
+    limiter: EitherLimiter, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A heartbeat in a thread renews it, and meanwhile the request ends."""
+    block = limiter.inner.hold("1 at once", "a")
+    slot = limiter.enter(block)
+    renew = slot._store.renew
+
+    def released_first(*charges: Any) -> Any:
+        released = slot._store.refund(*slot._end())
+        return renew(*charges) if released is None else _one_after_the_other(released, renew(*charges))
+
+    monkeypatch.setattr(slot._store, "renew", released_first)
+    assert limiter.wait(slot.renew()) is False
+    limiter.leave(block)
+    assert limiter.left("1 at once") == 1
 
 
 def test_a_refused_slot_has_nothing_to_renew(limiter: EitherLimiter) -> None:

@@ -118,6 +118,9 @@ class InFlight:
 
 IN_FLIGHT: Final = InFlight()
 
+_Charges = tuple[Plan, tuple[Outcome, ...]]
+_NONE: Final[_Charges] = (Plan(()), ())
+
 
 class _HeldSlot(Generic[_AnyStore]):
     """The common part of the sync and the async slot: the charges that a slot holds."""
@@ -128,22 +131,31 @@ class _HeldSlot(Generic[_AnyStore]):
         self.decision = decision
         self._store: _AnyStore = store
         self._process = fork.generation()
-        self._plan = Plan(decision.checks)
-        self._outcomes = decision.outcomes
+        # One value, because a thread may renew while another releases.
+        self._charges: _Charges = Plan(decision.checks), decision.outcomes
 
     def __bool__(self) -> bool:
         return self.decision.allowed
 
-    def _end(self) -> tuple[Plan, tuple[Outcome, ...]]:
+    def _end(self) -> _Charges:
         """Return the charges to refund. From now on the slot holds none."""
         held = self._held()
         IN_FLIGHT.remove(self)
-        self._plan, self._outcomes = Plan(()), ()
+        self._charges = _NONE
         return held
 
-    def _held(self) -> tuple[Plan, tuple[Outcome, ...]]:
+    def _note(self, renewed: tuple[Outcome, ...], *, held: _Charges) -> bool:
+        """Note a renewal of these charges. Returns False if there was none, or if the slot was released meanwhile: then
+        what was charged again must be refunded.
+        """
+        kept = renewed is not held[1] and self._charges is held
+        if kept:
+            self._charges = held[0], renewed
+        return kept
+
+    def _held(self) -> _Charges:
         """Return the charges that this slot holds: none in the child of a fork, because they are the parent's."""
-        return (self._plan, self._outcomes) if self._process == fork.generation() else (Plan(()), ())
+        return self._charges if self._process == fork.generation() else _NONE
 
 
 class Slot(_HeldSlot[Store]):
@@ -158,9 +170,13 @@ class Slot(_HeldSlot[Store]):
         Returns False if the lease was not renewed, so that it ends when it would have ended: the store did not answer,
         or the slot is not held.
         """
-        plan, outcomes = self._held()
-        self._outcomes = self._store.renew(plan, outcomes)
-        return self._outcomes is not outcomes
+        held = self._held()
+        renewed = self._store.renew(*held)
+        if self._note(renewed, held=held):
+            return True
+        if renewed is not held[1]:
+            self._store.refund(held[0], renewed)
+        return False
 
     def release(self) -> None:
         """Release the slot before the block ends. A second call does nothing."""
@@ -185,9 +201,13 @@ class AsyncSlot(_HeldSlot[AsyncStore]):
         await self._steps.do(self._release)
 
     async def _renew(self) -> bool:
-        plan, outcomes = self._held()
-        self._outcomes = await self._store.renew(plan, outcomes)
-        return self._outcomes is not outcomes
+        held = self._held()
+        renewed = await self._store.renew(*held)
+        if self._note(renewed, held=held):
+            return True
+        if renewed is not held[1]:
+            await self._store.refund(held[0], renewed)
+        return False
 
     async def _release(self) -> bool:
         await self._store.refund(*self._end())
