@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import warnings
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -338,3 +339,30 @@ def test_no_long_text_of_a_client_is_cached(trust: Trust) -> None:
         answer("ip", FakeCaller(peer=peer, headers={"x-forwarded-for": texts[:1]}), trust)
         answer("user", FakeCaller(peer=peer, headers={"x-forwarded-for": texts[1:]}), trust)
     assert [sys.getrefcount(text) for text in texts] == before
+
+
+PEERS_OF_A_DAY: dict[
+    str, tuple[Callable[[int], str | None], str | None]
+] = {  # the peer of each request, and the network
+    "a load balancer": (lambda number: "10.3.7.9", "10.3.0.0/16"),
+    "a balancer and health checks": (lambda number: "10.3.7.9" if number % 101 else "127.0.0.1", "10.3.0.0/16"),
+    "a local proxy": (lambda number: "::1", "::1"),
+    "two balancers": (lambda number: f"10.3.7.{number % 2}", None),
+    "clients of an office": (lambda number: f"192.168.1.{number % 100}", None),
+    "one public client": (lambda number: "8.8.8.8", None),
+    "a unix socket": (lambda number: None, None),
+}
+
+
+@pytest.mark.parametrize("case", PEERS_OF_A_DAY)
+def test_one_private_address_for_nearly_all_requests_is_warned_of_once(case: str) -> None:
+    peer, network = PEERS_OF_A_DAY[case]
+    key = address_key(Trust())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for number in range(1, 1001):
+            key(FakeCaller(peer=peer(number)), {})
+        assert not caught, "1,000 requests are too few"
+        for number in range(1, 3001):
+            key(FakeCaller(peer=peer(number)), {})
+    assert [str(each.message).split("'")[1] for each in caught] == ([network] if network else [])

@@ -23,6 +23,7 @@ from sluicegate.errors import (
     AlgorithmError,
     ConfigurationError,
     IdentityError,
+    OverrideError,
     QuotaError,
     RuleError,
     SettingsError,
@@ -64,6 +65,10 @@ def _shop() -> Iterator[None]:
     del sys.modules["shop"]
 
 
+INTERNAL = ("source", "rules_file")  # fields that are no settings
+RULES_FILE = str(Path(__file__).with_name("rules.toml"))
+
+
 # option → (as Python gives it, as TOML writes it, as a variable holds it, what Settings then has)
 # None if a source cannot express the option.
 OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
@@ -77,7 +82,7 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
     "rules": (
         [Rule(name="login", quota="5/minute", key="ip")],
         '[{name = "login", quota = "5/minute", key = "ip"}]',
-        None,
+        RULES_FILE,
         (Rule(name="login", quota="5/minute", key="ip"),),
     ),
     "key": ("header:X-Key", '"header:X-Key"', "header:X-Key", "header:X-Key"),
@@ -111,6 +116,7 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
     "error_message": ("Slow down.", '"Slow down."', "Slow down.", "Slow down."),
     "on_denied": (slow, '"shop.slow"', "shop.slow", slow),
     "strict": (True, "true", "true", True),
+    "overrides": (False, "false", "false", False),
     "on_decision": (
         [note_change, by_team],
         '["shop.note_change", "shop.by_team"]',
@@ -124,7 +130,7 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
 
 
 def test_the_table_has_every_option() -> None:
-    assert list(OPTIONS) == [option.name for option in fields(Settings) if option.init and option.name != "source"]
+    assert list(OPTIONS) == [option.name for option in fields(Settings) if option.init and option.name not in INTERNAL]
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -235,7 +241,7 @@ def test_proxies_in_variables(text: str, hops: int) -> None:
 )
 def test_keys(given: Any, expected: Any) -> None:
     assert Settings(key=given).key == expected
-    [rule] = Settings(rules=[{"name": "a", "quota": "1/s", "key": given}]).rules
+    [rule] = list(Settings(rules=[{"name": "a", "quota": "1/s", "key": given}]).rules)
     assert isinstance(rule, Rule)
     assert rule.key == expected
 
@@ -269,9 +275,8 @@ def test_rules_from_mappings_have_every_option_of_a_rule() -> None:
 
 
 def test_functions_of_a_rule_by_dotted_names() -> None:
-    [rule] = Settings(
-        rules=[{"name": "a", "quota": "shop.by_team", "cost": "shop.by_team", "when": "shop.by_team"}]
-    ).rules
+    given = {"name": "a", "quota": "shop.by_team", "cost": "shop.by_team", "when": "shop.by_team"}
+    [rule] = list(Settings(rules=[given]).rules)
     assert isinstance(rule, Rule)
     assert [rule.quota, rule.cost, rule.when] == [by_team] * 3
 
@@ -303,7 +308,7 @@ def test_an_unknown_name_suggests_the_nearest(name: Any, near: str | None) -> No
         ({"default_limits": ["10/fortnight"]}, QuotaError, "fortnight"),
         ({"default_limits": ""}, QuotaError, "empty"),
         ({"default_limits": None}, SettingsError, "not a list of quotas"),
-        ({"rules": "login"}, SettingsError, "not a list of rules"),
+        ({"rules": "login"}, OverrideError, "No such file"),
         ({"rules": {"name": "login"}}, SettingsError, "not a list of rules"),
         ({"rules": None}, SettingsError, "not a list of rules"),
         ({"rules": [5]}, SettingsError, "neither a Rule nor a mapping"),

@@ -272,6 +272,13 @@ SEEN: dict[str, list[Ask]] = {
         *[lambda kind=kind, **options: kind(deadline=60, **options) for kind in (Limiter, AsyncLimiter)],
     ],
 }
+LATER = {  # what is only known while the application runs, and is never an error: each has a test of its own
+    "SG109": "here, with a server",
+    "SG114": "tests/overrides/test_steering.py",
+    "SG115": "tests/overrides/test_steering.py",
+    "SG116": "tests/overrides/test_steering.py",
+    "SG117": "tests/test_key.py",
+}
 ROWS = [(code, trigger) for code, triggers in SEEN.items() for trigger in triggers]
 EACH = pytest.mark.parametrize(("code", "trigger"), ROWS, ids=[f"{code}-{n}" for n, (code, _) in enumerate(ROWS)])
 
@@ -509,7 +516,7 @@ def test_nothing_is_said_without_a_reason(use: Ask) -> None:
 
 
 def test_each_code_has_its_row() -> None:
-    assert {*SEEN, "SG109"} == set(WARNINGS)
+    assert {*SEEN, *LATER} == set(WARNINGS)
 
 
 def test_a_warning_names_the_given_value_and_what_to_do() -> None:

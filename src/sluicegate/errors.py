@@ -14,7 +14,8 @@
     │   ├── StrictError               SG011  a warning, under `strict=True`; its own code is that of the warning
     │   ├── LogError                  SG012  an access log, or its format, cannot be read
     │   ├── LineError                 SG013  a line of an access log cannot be read, under `strict=True`
-    │   └── ReplayError               SG014  a replay cannot go on: no room for its files, or a process of it was killed
+    │   ├── ReplayError               SG014  a replay cannot go on: no room for its files, or a process of it was killed
+    │   └── OverrideError             SG015  an override, or a set of overrides, that cannot hold
     ├── StoreError                    SG020  the store is unavailable, or its reply makes no sense
     └── plan.RateLimitExceeded        SG021  a request was refused; carries the decision
 
@@ -219,6 +220,12 @@ class ReplayError(ConfigurationError):
     """A replay cannot go on: it has no room for its temporary files, or one of its processes was killed."""
 
     code = "SG014"
+
+
+class OverrideError(ConfigurationError):
+    """An override cannot hold, or the set of overrides on the server or in a file cannot be read."""
+
+    code = "SG015"
 
 
 Concerns = Literal["plan", "rule", "node", "store"]
@@ -447,6 +454,26 @@ WARNINGS: Final = {
         "deadline",
         "if the server hangs, then the first request waits so many seconds",
         "give seconds, at most 5, for example 0.1",
+    ),
+    "SG114": CodedWarning(
+        "override",
+        "a rule of this application cannot have this quota, and goes on as it was: {why}",
+        "set another quota, or remove the override",
+    ),
+    "SG117": CodedWarning(
+        "peer",
+        "nearly all requests have this private address, so all clients share one budget: it is that of a proxy",
+        "set `trusted_proxies`, or silence this warning if one machine sends all requests",
+    ),
+    "SG116": CodedWarning(
+        "rules",
+        "this file was changed and cannot hold, so the rules are as they were: {why}",
+        "correct the file; sluicegate rules check tells all errors",
+    ),
+    "SG115": CodedWarning(
+        "overrides",
+        "what is kept there cannot hold, so the last good set holds: {why}",
+        "write overrides with the command or the API",
     ),
 }
 

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 
     from sluicegate.observe.events import Delivery
     from sluicegate.observe.status import Status
+    from sluicegate.overrides.write import AsyncOverrides, Overrides
     from sluicegate.rules.ban import Ban
 
 _LONGEST_ACTION: Final = 128  # characters of an action in a key; of a longer one the key has the digest
@@ -151,7 +152,7 @@ class _Engine(Generic[_AnyStore]):
             opened = self._open(store, prefix=prefix, clock=clock, deadline=deadline)
         else:
             check_given(store, clock, prefix=prefix, asynchronous=self._asynchronous)
-        self.own = self._opened = opened
+        self.own = self.opened = opened
         self._owned = opened is not store
         self.store = self._wrap(self._options, opened, owned=self._owned)
         self._closes = self.store is not store  # the store was opened here, or is a wrapper made here
@@ -170,7 +171,7 @@ class _Engine(Generic[_AnyStore]):
         """Decide in this store from now on, inside new wrappers. `own` is the first store. The fixtures of
         `sluicegate.testing` give each test a store of its own.
         """
-        self._opened = store
+        self.opened = store
         self.store = self._wrap(self._options, store, owned=self._owned)
 
     @property
@@ -182,7 +183,7 @@ class _Engine(Generic[_AnyStore]):
     def store(self, store: _AnyStore) -> None:
         self._store = store
         # The guard measures inside of itself: a refusal that it remembers takes no time of the store.
-        measure = self._timed if self.events is not None and store is self._opened else None
+        measure = self._timed if self.events is not None and store is self.opened else None
         self.runs: dict[Mode, Runs] = {mode: Runs(store, mode, measure) for mode in get_args(Mode)}
         """What decides checks of these terms in this mode: compiled once."""
 
@@ -191,7 +192,7 @@ class _Engine(Generic[_AnyStore]):
 
         The gate calls this when it makes a rule ready.
         """
-        if (accept := getattr(self._opened, "accept", None)) is not None:
+        if (accept := getattr(self.opened, "accept", None)) is not None:
             accept(terms)
 
     def _remembered(self, text: str) -> set[str]:
@@ -201,13 +202,13 @@ class _Engine(Generic[_AnyStore]):
 
     def check_loop(self) -> None:
         """Raise AsyncMismatchError if the store works only on asyncio, and another event loop such as trio runs."""
-        if getattr(self._opened, "needs_asyncio", False):
+        if getattr(self.opened, "needs_asyncio", False):
             from sluicegate.stores.completion import running_loop
 
             if running_loop() is None:
                 problem = "it works only on asyncio, and no event loop of asyncio runs here"
                 expected = 'run the application on asyncio, or use "memory://"'
-                raise AsyncMismatchError("store", self._opened, problem=problem, expected=expected)
+                raise AsyncMismatchError("store", self.opened, problem=problem, expected=expected)
 
     def _known(self) -> Status:
         """Return what this process knows of the store."""
@@ -255,7 +256,7 @@ class Runs(dict[tuple[Terms, ...], Any]):
 
 
 _INSIDE: Final = frozenset(  # not for users: `dir` leaves these out
-    {"accept", "check_loop", "decide", "events", "existing", "on_made", "own", "run", "runs", "store"}
+    {"accept", "check_loop", "decide", "events", "existing", "on_made", "opened", "own", "run", "runs", "store"}
     | {"take", "text", "use"}
 )
 OPTIONS: Final = tuple(_Engine.__init__.__kwdefaults__ or ())
@@ -324,6 +325,13 @@ class Limiter(_Engine[Store]):
     _wrap = staticmethod(StoreOptions.wrap)
     _timed = staticmethod(timed)
 
+    @property
+    def overrides(self) -> Overrides:
+        """What holds instead of rules, to read and to write. The applications with this store and prefix follow it."""
+        from sluicegate.overrides.write import Overrides  # here: most processes write none
+
+        return Overrides(self.opened, self.text)
+
     def is_action_allowed(
         self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: AlgorithmName | None = None
     ) -> bool:
@@ -389,7 +397,7 @@ class Limiter(_Engine[Store]):
         2
         """
         text = self.text(identity)
-        found = _lister(self._opened, "rule_ids", "budgets")(text) | self._remembered(text)
+        found = _lister(self.opened, "rule_ids", "budgets")(text) | self._remembered(text)
         for rule_id in found:
             self.store.forget(rule_id, text)
         return len(found)
@@ -490,7 +498,7 @@ class Limiter(_Engine[Store]):
         Identities are shown as digests, because a store has only digests. The call scans every key of the store in
         small steps. Raises ConfigurationError if the store cannot list them.
         """
-        return _in_seconds(_lister(self._opened, "bans", "bans")(_terms_of(ban)))
+        return _in_seconds(_lister(self.opened, "bans", "bans")(_terms_of(ban)))
 
     def status(self) -> Status:
         """Return the status: the store, its circuits and its server, and what this process has counted.
@@ -501,7 +509,7 @@ class Limiter(_Engine[Store]):
         >>> Limiter().status().available
         True
         """
-        known, ask = self._known(), getattr(self._opened, "ask", None)
+        known, ask = self._known(), getattr(self.opened, "ask", None)
         if ask is None or not known.available:
             return known
         try:
@@ -539,6 +547,13 @@ class AsyncLimiter(_Engine[AsyncStore]):
     _open = staticmethod(open_async_store)
     _wrap = staticmethod(StoreOptions.wrap_async)
     _timed = staticmethod(timed_async)
+
+    @property
+    def overrides(self) -> AsyncOverrides:
+        """What holds instead of rules, to read and to write. The applications with this store and prefix follow it."""
+        from sluicegate.overrides.write import AsyncOverrides
+
+        return AsyncOverrides(self.opened, self.text)
 
     async def is_action_allowed(
         self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: AlgorithmName | None = None
@@ -586,7 +601,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
         """Forget all budgets, slots, strikes and bans of an identity. Return how many budgets were forgotten."""
         self.check_loop()
         text = self.text(identity)
-        found = await _lister(self._opened, "rule_ids", "budgets")(text) | self._remembered(text)
+        found = await _lister(self.opened, "rule_ids", "budgets")(text) | self._remembered(text)
         for rule_id in found:
             await self.store.forget(rule_id, text)
         return len(found)
@@ -689,14 +704,14 @@ class AsyncLimiter(_Engine[AsyncStore]):
     async def bans(self, ban: Ban) -> dict[str, float]:
         """Return the banned identities as digests, and for each the number of seconds until its ban ends."""
         self.check_loop()
-        return _in_seconds(await _lister(self._opened, "bans", "bans")(_terms_of(ban)))
+        return _in_seconds(await _lister(self.opened, "bans", "bans")(_terms_of(ban)))
 
     async def status(self) -> Status:
         """Return the status. Charges nothing, raises nothing if the store is down, and waits for a silent server no
         longer than `deadline`.
         """
         self.check_loop()
-        known, ask = self._known(), getattr(self._opened, "ask", None)
+        known, ask = self._known(), getattr(self.opened, "ask", None)
         if ask is None or not known.available:
             return known
         try:

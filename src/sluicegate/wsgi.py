@@ -23,7 +23,7 @@ from sluicegate.rules.key import parts_of
 from sluicegate.rules.response import Headers, Response
 from sluicegate.rules.rule import Rule
 from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
-from sluicegate.web.bound import EndpointRules
+from sluicegate.web.bound import NO_BOUNDS, EndpointRules
 from sluicegate.web.charge import AnyQuota, Charged, ChargedRule, ChargeOptions, unlimited
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import Gate
@@ -200,7 +200,7 @@ class RateLimitMiddleware:
                     problem, expected = "a bare WSGI application has no named parts of a path", 'use "ip" or a function'
                     raise RuleError("key", part, problem=problem, expected=expected)
         self.gate = Gate(self.settings)
-        self._bounds = self.gate.bind(_NOWHERE)
+        self.gate.bind(_NOWHERE)  # raises for wrong rules now
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         state, decision = _Served(self.gate), None
@@ -210,8 +210,9 @@ class RateLimitMiddleware:
         outer, environ[KEY] = environ.get(KEY), state
         chunks: Iterable[bytes] = _RAISED
         try:  # no `except`: the application's exceptions pass
-            if self.settings.enabled and (self._bounds or self.gate.denies):
-                decision = self.gate.decide(WsgiCaller(environ, state), self._bounds)
+            bounds = self.gate.bind(_NOWHERE) if self.settings.enabled else NO_BOUNDS
+            if bounds or (self.settings.enabled and self.gate.decides_all):
+                decision = self.gate.decide(WsgiCaller(environ, state), bounds)
                 if outer is not None:
                     warn_of_twice(outer, self.gate, decision)
                 state.note(decision)
@@ -234,7 +235,7 @@ class RateLimitMiddleware:
 
     def endpoint_rules(self) -> list[EndpointRules]:
         """Return the rules of every request: a bare WSGI application has no routes."""
-        return [EndpointRules(_NOWHERE, self._bounds)]
+        return [EndpointRules(_NOWHERE, self.gate.bind(_NOWHERE))]
 
     def status(self) -> Status:
         """Return the status of the limiter, its store and its circuits. Charges nothing."""

@@ -521,7 +521,7 @@ def _check_together(settings: Settings, other: Settings) -> None:
         problem = "another RateLimiter of this application counts under it in the same store"
         raise SettingsError("prefix", settings.prefix, problem=problem, expected="give each a prefix of its own")
     if (settings.prefix, settings.key) == (other.prefix, other.key):
-        same = [rule.name for rule in settings.rules if isinstance(rule, Rule) and rule in other.rules]
+        same = [rule.name for rule in settings.rules if isinstance(rule, Rule) and rule in list(other.rules)]
         defaults = settings.default_limits and settings.default_limits == other.default_limits
         for name in ["default", *same] if defaults else same:
             warn("SG105", name, strict=settings.strict)

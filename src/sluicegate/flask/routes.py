@@ -11,7 +11,7 @@ import inspect
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from flask import Flask
 from flask.views import View
@@ -36,6 +36,19 @@ class RouteRules(NamedTuple):
     marks: frozenset[Mark] = frozenset()
 
 
+class _Route(NamedTuple):
+    """A route with one method, as the gate binds it. Its rules are not kept: a file may change them."""
+
+    endpoint: Endpoint
+    marks: frozenset[Mark] = frozenset()
+    done: frozenset[Mark] = frozenset()
+    exempt: Bounds | None = None  # the only rules of a route that an `@exempt` frees from the others
+    is_static: bool = False
+
+
+_UNMATCHED: Final = _Route(Endpoint())
+
+
 class AppRoutes:
     """The rules of all routes of one application, for one gate.
 
@@ -45,10 +58,10 @@ class AppRoutes:
 
     def __init__(self, app: Callable[[], Flask], gate: Gate, *, owns_marks: bool) -> None:
         self._app = app
-        self.unmatched = RouteRules(gate.bind(Endpoint()))
         self._gate = gate
+        self._rules(_UNMATCHED)  # raises for wrong rules now
         self._owns_marks = owns_marks
-        self._routes: dict[tuple[str, str, str], RouteRules] = {}
+        self._routes: dict[tuple[str, str, str], _Route] = {}
         # By mark and label, for views that are called without their route.
         self._own: dict[tuple[Mark, str], Bounds] = {}
         self._labels: dict[str, object] = {}  # the first view of each label
@@ -75,20 +88,27 @@ class AppRoutes:
             self._ready = True
 
     def find(self, rule: UrlRule | None, method: str) -> RouteRules:
-        """Return the rules for a request; `unmatched` if it matched no route."""
+        """Return the rules for a request; `rule` is None if it matched no route."""
         if not self._ready:
             self._prepare()
         if rule is None:
-            return self.unmatched
+            return self._rules(_UNMATCHED)
         found = self._routes.get((rule.endpoint, rule.rule, method if rule.methods else ""))  # as `_key` makes it
-        return self._bind(rule, method) if found is None else found
+        return self._bind(rule, method) if found is None else self._rules(found)
+
+    def _rules(self, route: _Route) -> RouteRules:
+        """Return the rules that a route has now."""
+        bounds = self._gate.bind(route.endpoint, route.done) if route.exempt is None else route.exempt
+        if route.is_static:  # a rule applies to static files only if it names a path or a route
+            bounds = tuple([bound for bound in bounds if bound.routes is not None or bound.path is not None])
+        return RouteRules(bounds, route.marks)
 
     def endpoint_rules(self) -> list[EndpointRules]:
         """Return the rules of all routes. Methods with the same rules are together; HEAD goes with GET, and the OPTIONS
         that Flask answers is left out.
         """
         app = self._app()
-        found = [EndpointRules(Endpoint(), self.unmatched.bounds)]
+        found = [EndpointRules(Endpoint(), self._rules(_UNMATCHED).bounds)]
         for rule in app.url_map.iter_rules():
             automatic = {"HEAD"} if "GET" in (rule.methods or ()) else set[str]()
             automatic |= {"OPTIONS"} if getattr(rule, "provide_automatic_options", False) else set()
@@ -129,11 +149,10 @@ class AppRoutes:
         endpoint = Endpoint(key, placed, names=(rule.endpoint, rule.rule), label=label_of(shown))
         done = frozenset[Mark]() if self._owns_marks else frozenset(placed)
         own = [mark for mark in placed if mark not in done]
-        bounds = self._gate.bind_own(endpoint, own) if exempt else self._gate.bind(endpoint, done)
-        if _is_static(app, rule):  # a rule applies to static files only if it names a path or a route
-            bounds = tuple([bound for bound in bounds if bound.routes is not None or bound.path is not None])
-        found = self._routes[key] = RouteRules(bounds, frozenset((*levels[0], *outer)))
-        return found
+        free = self._gate.bind_own(endpoint, own) if exempt else None
+        marks = frozenset((*levels[0], *outer))
+        found = self._routes[key] = _Route(endpoint, marks, done, exempt=free, is_static=_is_static(app, rule))
+        return self._rules(found)
 
     def _place_all(self, kept: Sequence[Mark], endpoint: Endpoint) -> list[Mark]:
         """Return those of an endpoint's marks that are in `kept`, each with its name and scope at that endpoint."""

@@ -21,8 +21,11 @@ from sluicegate.address import (
     check_prefixes,
     client_address,
     client_network,
+    group,
     is_counted,
+    is_in,
     is_rewritten,
+    network_of,
     parse_address,
 )
 from sluicegate.errors import IdentityError, nearest, warn
@@ -36,6 +39,10 @@ KeyFunction = Callable[[Native], Hashable | Awaitable[Hashable | None] | None]
 KeySpec = str | KeyFunction | tuple[str | KeyFunction, ...]
 
 _FORWARDED: Final = ("X-Forwarded-For", "Forwarded")  # a request that has one has passed a proxy, or is forged
+_PRIVATE: Final = [  # RFC 1918, RFC 4193, and loopback: where no client on the internet is
+    network_of(each, "private", "")
+    for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "fc00::/7", "::1/128")
+]
 _CACHED: Final = LONGEST + 1  # characters of a peer; with more than LONGEST it is no address
 _LOOKS: Final = 1000  # the first requests are all looked at for a warning; later one in this many
 _KEYS: Final = 1024  # texts whose keys are kept; an application has fewer
@@ -210,8 +217,8 @@ def address_key(
     address, and `ipv4_prefix` bits of an IPv4 address.
 
     Warns if every address is trusted (SG103), and if none is trusted and a request has a header that only a proxy
-    should write (SG102). It checks the first 1,000 requests for such a header, and then one request in a thousand;
-    under `strict` all requests.
+    should write (SG102), or nearly all requests come from one private address (SG117). It looks at the first 1,000
+    requests, and then at one request in a thousand; under `strict` at all requests.
     """
     check_prefixes(prefix, ipv4_prefix)
     for network in trust.everybody:
@@ -223,7 +230,7 @@ def address_key(
 
     if trust.hops or trust.networks or trust.unix:
         return of_proxies
-    looks = _looks(strict=strict)
+    looks, note = _looks(strict=strict), _one_address()
 
     @lru_cache(maxsize=4096)  # the identity depends only on the peer
     def of_peer(peer: str | None) -> str:
@@ -232,6 +239,7 @@ def address_key(
     def of_socket(caller: Caller, known: Known) -> str:
         if next(looks):
             _look_for_proxies(caller, strict=strict)
+            note(caller.peer)
         peer = caller.peer  # some servers put any text of a header here: cache only its beginning
         return of_peer(peer and peer[:_CACHED])
 
@@ -245,6 +253,26 @@ def _looks(*, strict: bool) -> Iterator[int]:
     return repeat(1) if strict else chain(repeat(1, _LOOKS), cycle((1, *repeat(0, _LOOKS - 1))))
 
 
+def _one_address() -> Callable[[str | None], None]:
+    """Return what notes the peers of requests, and warns (SG117) if more than 1,000 of them have, in 99 of 100 cases,
+    one private or loopback address: that of a load balancer. Some requests may be those of its health checks.
+    """
+    suspect: str | None = None
+    same = seen = 0
+
+    def note(peer: str | None) -> None:
+        nonlocal suspect, same, seen
+        seen += 1
+        if suspect is None and peer is not None:
+            address = parse_address(peer)
+            suspect = peer if address is not None and is_in(address, _PRIVATE) else None
+        same += peer is not None and peer == suspect
+        if suspect is not None and seen > _LOOKS and same >= 0.99 * seen:
+            warn("SG117", _wide(suspect), strict=False)  # never an error: one request shows nothing
+
+    return note
+
+
 def network_key(trust: Trust, *, prefix: int = IPV6_PREFIX, ipv4_prefix: int = IPV4_PREFIX) -> Callable[[Caller], str]:
     """Make a function that returns the network of a caller, read from the trusted header or from the peer. An IPv6
     network has at most `prefix` bits.
@@ -255,6 +283,12 @@ def network_key(trust: Trust, *, prefix: int = IPV6_PREFIX, ipv4_prefix: int = I
         return client_network(caller.peer, lines, trust, prefix=prefix, ipv4_prefix=ipv4_prefix)
 
     return network
+
+
+def _wide(peer: str) -> str:
+    """Return the network of an address: wide, so that no log has the address of one machine."""
+    address = parse_address(peer)
+    return peer if address is None else group(address, 48, 16)
 
 
 _encode_address: Final = encoder("ip")

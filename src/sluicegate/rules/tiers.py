@@ -95,12 +95,16 @@ class Tiers(Frozen):
 
     def quotas(self, tier: object) -> Tier:
         """Return the quotas of the tier with this name. Raises RuleError if the tier is unknown."""
+        return self.table[self.row(tier)]
+
+    def row(self, tier: object) -> Hashable:
+        """Return the row of a tier: its own, or that of the default. Raises RuleError if it is unknown."""
         if _among(self.table, tier):
-            return self.table[tier]
+            return tier
         if self.default is None:
             expected = f"return one of {', '.join(map(str, self.table))}, or give a default="
             raise RuleError("tiers: by", tier, problem="returned a tier that is not in the table", expected=expected)
-        return self.table[self.default]
+        return self.default
 
 
 def _among(table: Mapping[Hashable, Tier], tier: object) -> bool:

@@ -32,6 +32,13 @@ A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
   takes as many steps as there are keys.
 - `rule_ids(identity)` is optional. It returns the ids of the rules under which an identity has a budget, as a set, for
   `Limiter.reset_all`. It may take as many steps as there are keys.
+- `read_overrides(known)`, `write_overrides(before, after, entry)` and `override_entries(count)` are optional. They keep
+  one document of bytes, the overrides, and a list of the last HISTORY entries. A read returns None if the document
+  begins with `known`; that takes no time in a store where `is_here` is True. A write changes nothing and returns False
+  if the document is not what it was `before`.
+- `add_counts(tables)` and `read_counts(names)` are optional. They keep tables of counts by name, for the dashboard and
+  the names of processes, and know nothing of what is counted. Each keeps its COUNTED largest counts, until nothing was
+  added for its seconds.
 - `describe()` is optional. It returns a `sluicegate.observe.status.Status`: what this process knows of the store. It
   does no I/O and is not awaited.
 - `ask()` is optional. It asks the server what `describe` then returns: its version and the time of a round trip. It
@@ -52,7 +59,7 @@ import values, algorithms and the digest of `sluicegate.identity`, but not rules
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, Protocol, cast, runtime_checkable
@@ -174,6 +181,16 @@ class _Opener(Protocol):
     def open_async(self, url: str, *, prefix: str, clock: Clock | None, deadline: float) -> AsyncStore: ...
 
 
+class Counted(NamedTuple):
+    """What a process adds to a table of counts. `seconds` is how long the table is kept after that."""
+
+    name: str
+    seconds: int
+    counts: Mapping[str, int]
+
+
+HISTORY: Final = 1_000  # changes of overrides that are kept
+COUNTED: Final = 200  # counts that a table keeps, the largest ones
 DEADLINE: Final = 0.1  # seconds that a request waits for a silent server
 _REDIS: Final = "sluicegate.stores.redis"
 SCHEMES: Final = {  # names, not modules: a module is imported when a URL needs it, and with it its client

@@ -24,11 +24,13 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final, Generic, Never, TypeVar
+from inspect import isawaitable
+from typing import Any, Final, Generic, Never, ParamSpec, TypeVar
 
 from sluicegate.errors import StoreError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 CLOSING: Final = 1.0  # seconds that `close` waits for work that cancelled callers have left
 # Work that need not wait then ends in the same turn of the loop.
@@ -138,6 +140,16 @@ async def wait_for_the_rest() -> None:
     rest = [task for task in _UNDER_WAY if task.left and task.get_loop() is loop]
     if rest:
         await asyncio.wait(rest, timeout=CLOSING)
+
+
+async def got(found: Any) -> Any:
+    """Return the result of a call of a store. A store in memory returns it at once."""
+    return await found if isawaitable(found) else found
+
+
+async def apart(work: Callable[P, T], *given: P.args, **options: P.kwargs) -> T:
+    """Do long work in a thread, so that the loop goes on meanwhile."""
+    return work(*given, **options) if running_loop() is None else await asyncio.to_thread(work, *given, **options)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

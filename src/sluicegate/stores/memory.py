@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import deque
-from collections.abc import Callable, Container, Iterable
-from itertools import repeat
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Sequence
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicegate.algorithms import KEPT
@@ -34,7 +34,7 @@ from sluicegate.plan import (
 )
 from sluicegate.runtime import fork
 from sluicegate.runtime.hidden import shown_url
-from sluicegate.stores import DEADLINE, Mode, Run, RunsPlans, compiled, plan_of
+from sluicegate.stores import COUNTED, DEADLINE, HISTORY, Counted, Mode, Run, RunsPlans, compiled, plan_of
 from sluicegate.stores.async_adapter import AsyncAdapter
 from sluicegate.stores.memory_table import Entry, MemoryTable
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from sluicegate.observe.status import Status
 
 MAX_KEYS: Final = 100_000  # about 33 MB of one-hit keys
+_TABLES: Final = 50  # tables of counts
 _COUNT: Final = "[0-9]{1,15}"
 _STATE: Final = repeat("state")  # what is set of each entry
 _NO_OUTCOMES: Final[Outcomes] = ()
@@ -62,6 +63,8 @@ class MemoryStore(RunsPlans):
     0
     """
 
+    is_here: Final = True  # no other process sees it, and no call takes long
+
     def __init__(self, *, max_keys: int = MAX_KEYS, clock: Clock | None = None) -> None:
         if not isinstance(max_keys, int) or isinstance(max_keys, bool) or max_keys < 1:
             raise StoreURLError("max_keys", max_keys, problem="not a whole number above 0", expected="give 1 or more")
@@ -74,6 +77,9 @@ class MemoryStore(RunsPlans):
         self._lock: Any = threading.RLock()  # the stubs lack `_is_owned`, which threading.Condition uses too
         self._refunds: deque[tuple[Plan, tuple[Outcome, ...]]] = deque()  # refunds that could not be made at once
         self._table = MemoryTable(max_keys)
+        self._overrides = b""  # of this process: other processes have their own
+        self._entries: deque[bytes] = deque(maxlen=HISTORY)
+        self._counts: dict[str, dict[str, int]] = {}  # of this process, the table that was added to last at the end
         # What belongs to the plan that is decided. The lock lets in a signal handler of the thread that holds it: if
         # the handler decides or changes something, this is another object afterwards.
         self._deciding: object = None
@@ -201,6 +207,45 @@ class MemoryStore(RunsPlans):
             states = [(identity, entry.state) for identity, entry in known.items()]
         outcomes = {identity: KEPT[BAN].decide(state, now, 0, terms.params)[0] for identity, state in states}
         return {digest(identity): outcome.next_after for identity, outcome in outcomes.items() if not outcome.allowed}
+
+    def read_overrides(self, known: bytes) -> bytes | None:
+        """Return the document of the overrides; None if it begins with `known`."""
+        return None if known and self._overrides.startswith(known) else self._overrides
+
+    def write_overrides(self, before: bytes, after: bytes, entry: str) -> bool:
+        """Replace the document, and add an entry to the history. False if it is not what it was `before`."""
+        with self._lock:
+            if self._overrides != before:
+                return False
+            self._overrides = after
+            self._entries.appendleft(entry.encode())
+        return True
+
+    def override_entries(self, count: int) -> list[bytes]:
+        """Return the last entries of the history, the newest first."""
+        with self._lock:
+            return [*islice(self._entries, count)]
+
+    def add_counts(self, tables: Sequence[Counted]) -> None:
+        """Add to some tables of counts. The last _TABLES are kept, whatever their seconds."""
+        with self._lock:
+            for name, _, counts in tables:
+                table = Counter(self._counts.pop(name, None))
+                table.update(counts)
+                self._counts[name] = dict(table.most_common(COUNTED))
+            while len(self._counts) > _TABLES:
+                del self._counts[next(iter(self._counts))]
+
+    def read_counts(self, names: Sequence[str]) -> list[dict[str, int]]:
+        """Return the tables of these names."""
+        with self._lock:
+            return [dict(self._counts.get(name, ())) for name in names]
+
+    def named(self, who: str) -> str | None:
+        """Return the text of the identity with this digest, if it has a budget. Looks at every key."""
+        with self._lock:
+            texts = [text for known in self._table.by_rule.values() for text in known]
+        return next((text for text in texts if digest(text) == who), None)
 
     def rule_ids(self, identity: str) -> set[str]:
         """Return the ids of the rules under which this identity has a budget of its own."""
@@ -339,10 +384,14 @@ class MemoryStore(RunsPlans):
 class AsyncMemoryStore(AsyncAdapter):
     """A memory store for AsyncLimiter. Its lock is held for microseconds, so it needs no thread."""
 
+    is_here: Final = True
+
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
         self.memory = store
         self.warn = store.warn
+        self.read_overrides, self.write_overrides = store.read_overrides, store.write_overrides
+        self.override_entries = store.override_entries
 
     def compile(self, terms: tuple[Terms, ...], mode: Mode) -> Run:
         """Return what decides checks of these terms at once: its outcomes need no await."""

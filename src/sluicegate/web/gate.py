@@ -6,19 +6,26 @@ caller. A Gate is for synchronous adapters, an AsyncGate for asynchronous adapte
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
+from copy import copy
 from dataclasses import replace
 from fnmatch import translate
 from functools import partial
 from threading import RLock
 from typing import Any, cast
 
-from sluicegate.clock import SystemClock
-from sluicegate.errors import RuleError, nearest
-from sluicegate.identity import Seal
+from sluicegate.clock import Clock, SystemClock
+from sluicegate.errors import ConfigurationError, RuleError, nearest, warn
+from sluicegate.identity import Identity, Seal
 from sluicegate.limiter import OPTIONS, AsyncLimiter, Limiter
-from sluicegate.plan import Check, Checks, Decision, Terms, new
+from sluicegate.observe.status import describe
+from sluicegate.overrides.applied import Applied, keep, terms_with
+from sluicegate.overrides.file import Watched, overrides_in
+from sluicegate.overrides.follow import EVERY_US, Following
+from sluicegate.overrides.override import EVERY_RULE
+from sluicegate.plan import FORBIDDEN, Check, Checks, Decision, Terms, new
 from sluicegate.rules.ban import Ban, agree, with_bans
 from sluicegate.rules.key import (
     Caller,
@@ -36,14 +43,17 @@ from sluicegate.rules.rollout import EVERYBODY, picked, share
 from sluicegate.rules.rule import Rule
 from sluicegate.rules.terms import whole_cost
 from sluicegate.rules.tiers import Tiers
+from sluicegate.rules.typed import typed_identity
 from sluicegate.runtime import fork
 from sluicegate.runtime.awaiting import Waiting, async_mismatch, is_async
 from sluicegate.stores import Mode, terms_of
+from sluicegate.stores.completion import apart, got, running_loop
+from sluicegate.stores.threads import start_thread
 from sluicegate.web.access import resolve_lists
 from sluicegate.web.bound import NO_BOUNDS, Bound, Bounds, Chosen, names_of, of_method, unique, warn_of_names
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name
 from sluicegate.web.marks import EXEMPT, Mark
-from sluicegate.web.settings import Settings
+from sluicegate.web.settings import Settings, read_rules
 from sluicegate.web.settlement import AsyncSettlement, Settlement
 
 
@@ -71,7 +81,9 @@ class _Rules:
         self._lists = settings.lists
         self._keys = Keys(settings.address, strict=settings.strict)
         self._key = self._keys.ready(settings.key)
-        self.denies = bool(settings.deny)  # whether a request may be refused although no rule applies
+        self._file = Watched(settings.overrides) if isinstance(settings.overrides, str) else None
+        self._rules_file = Watched(settings.rules_file) if settings.rules_file else None
+        self._rules_due = 0  # when the file is looked at again
         self._check_answer("on_denied", settings.on_denied)
         for listed in settings.lists:
             for function in listed.functions:
@@ -80,31 +92,102 @@ class _Rules:
                 self._check_sync("key", part)
         clock = getattr(settings.store, "clock", None) if settings.clock is None else settings.clock
         self._now_us = (SystemClock() if clock is None else clock).now_us
+        self.following = self._follows(clock)
+        self.denies = bool(settings.deny)  # whether a request may be refused although no rule applies
+        self.decides_all = self.denies or self.following is not None  # whether it is decided then
         self.may_owe = False  # whether any rule may refund a charge when the response is known or has ended
         self._bound: dict[Hashable, Bounds] = {}
+        self._endpoints: dict[Hashable, tuple[Endpoint, frozenset[Mark]]] = {}  # to bind them to other rules
+        self._routes: Collection[str] | None = None  # the names of the application's routes
         self.lock = RLock()  # for charges of one request in several threads
         fork.renew(self)
         self.charged: dict[Hashable, Bounds] = {}  # the rules that views charge themselves, by their call
         self._homes: dict[tuple[Mark, str], str] = {}  # the first route of each view: the budget's key contains it
         default = settings.default_limits
         self._defaults = (self._ready(Rule(name="default", quota=tuple(default))),) if default else ()  # type: ignore[arg-type]
-        self._rules = tuple(self._ready(rule) for rule in settings.rules if isinstance(rule, Rule))
+        self._set_rules([rule for rule in settings.rules if isinstance(rule, Rule)])
+
+    def _set_rules(self, rules: Iterable[Rule]) -> None:
+        self._rules = tuple(map(self._ready, rules))
         self._named = {name for bound in (*self._defaults, *self._rules) for name in names_of(bound)}
-        self.knows_routes = any(bound.routes is not None for bound in self._rules)
+        # What is written into a file later may name a route.
+        self.knows_routes = bool(self.settings.rules_file) or any(bound.routes is not None for bound in self._rules)
+
+    def use_rules(self, rules: Iterable[Rule]) -> None:
+        """Let these rules hold instead of the settings' from the next request on. Raises ConfigurationError, and
+        changes nothing then. Budgets live on: their keys have the names of the rules.
+        """
+        other = copy(self)  # the rules are tried there, with all endpoints that are known
+        other._bans, other._bound = {}, {}
+        for bound in other._defaults:
+            agree(other._bans, bound.rule.name, bound.rule.ban)
+        other._set_rules(rules)
+        if self._routes is not None:
+            other.check_routes(self._routes)
+        for endpoint, done in tuple(self._endpoints.values()):
+            other.bind(endpoint, done)
+        self._bans, self._rules, self._named, self.may_owe = other._bans, other._rules, other._named, other.may_owe
+        self._bound = other._bound  # last: a request that comes now finds all the rest
+
+    def _follows(self, clock: Clock | None) -> Following | None:
+        """Return what follows the overrides; None if there are none to follow."""
+        settings, store = self.settings, self.limiter.opened
+        if self._file is not None:
+            path = self._file.path
+            parse = partial(overrides_in, path=path, text_of=lambda word: self.limiter.text(self.typed([word])))
+            return Following(parse, clock=clock, seal=self._seal)
+        follows = settings.overrides is True and hasattr(store, "read_overrides")
+        return Following(clock=clock, seal=self._seal) if follows else None
+
+    def _find(self, following: Following) -> Any:
+        """Return what a look finds if it has changed, else None; perhaps an awaitable of it."""
+        store: Any = self.limiter.opened
+        return store.read_overrides(following.known) if self._file is None else self._file.changed()
+
+    def _is_here(self) -> bool:
+        """True if a look takes no time: the overrides are in this process."""
+        return self._file is None and getattr(self.limiter.opened, "is_here", False)
+
+    def _introduce(self, following: Following) -> Any:
+        """Tell the server who looks, if it is time. Return what may have to be awaited."""
+        store: Any = self.limiter.opened
+        if self._file is None and hasattr(store, "add_counts"):
+            name = following.introduction(self.limiter.text(""))
+            return store.add_counts(name) if name else None
+        return None
+
+    def typed(self, words: Iterable[str]) -> Identity:
+        """Return the identity that a person typed, as this application's keys give it."""
+        return typed_identity(words, prefix=self.settings.ipv6_prefix, ipv4_prefix=self.settings.ipv4_prefix)
+
+    def _begins(self, following: Following) -> tuple[bool, bool]:
+        """Return whether this request begins a look, and whether it waits for one."""
+        begins, waits = following.begin()
+        if begins and self._file is None and not describe(self.limiter.store).available:
+            with following.look():  # the circuit is open: no request waits for a server that is known to be away
+                return False, False
+        return begins, waits
 
     def after_fork(self) -> None:
-        """Renew the lock."""
+        """Renew the lock, and look at once."""
         self.lock = RLock()
+        if self.following is not None:
+            self.following.after_fork()
 
     def bind(self, endpoint: Endpoint, done: frozenset[Mark] = frozenset()) -> Bounds:
         """Return the rules of an endpoint: the default limits, the settings' rules, and the view's own. Cached.
 
         `done` has the marks of the endpoint that an outer limiter has enforced for this request.
         """
+        if self._rules_file is not None:
+            self._read_rules(self._rules_file)
         view = (endpoint.view, done) if done else endpoint.view
-        found = self._bound.get(view)
+        table = self._bound  # now: what is bound to old rules must not go into the table of new ones
+        found = table.get(view)
         if found is None:
-            found = self._bound[view] = self._bind(endpoint, done)
+            found = table[view] = self._bind(endpoint, done)
+            if self.settings.rules_file:
+                self._endpoints[view] = endpoint, done
         return found
 
     def bind_own(self, endpoint: Endpoint, marks: Iterable[Mark]) -> Bounds:
@@ -117,6 +200,7 @@ class _Rules:
 
     def check_routes(self, names: Collection[str]) -> None:
         """Raise RuleError for a rule whose `route` is not among these names: such a rule would never apply."""
+        self._routes = names
         with self.settings.blamed():
             for rule in [bound.rule for bound in self._rules]:
                 for route in rule.route or ():
@@ -206,8 +290,14 @@ class _Rules:
             listed = resolve_lists(self._lists, caller, self._key, trust=self.settings.trust, known=known)
             if listed is not None:
                 return listed
+        overrides = None if self.following is None else self.following.applied
+        if overrides is not None and overrides.lists:
+            listed = self._listed(overrides, caller, bounds, known=known)
+            if listed is not None:
+                return listed
         checks: list[Check] = []
         key: ReadyKey | None = None
+        plain: str | None = None  # the text of the identity, and what the secret makes of it
         text: str | None = None
         for bound in bounds:
             if bound.is_conditional:  # first: a user's function gets only requests of its rule
@@ -221,15 +311,19 @@ class _Rules:
                 found = key(caller, known)
                 if type(found) is Waiting:
                     return found._replace(rule=bound.rule.name)
+                plain = found
                 text = found if self._seal is None or found is None else self._seal(found)
             if text is None:
                 continue
             chosen = bound.fixed
+            if overrides is not None and chosen is not None:  # here: so most requests cost a look-up and no call
+                held = overrides.of(bound.rule.name, plain or "", None)
+                chosen = chosen if held is None else held.fixed.get(bound)
             if chosen is None:
-                made = self._chosen(bound, caller, known, identity=text)
+                made = self._chosen(bound, caller, known, overrides=overrides, plain=plain or "", identity=text)
                 if made is None:
                     continue
-                if isinstance(made, Waiting):
+                if isinstance(made, (Waiting, Decision)):
                     return made
                 chosen = made
             terms, cost = chosen
@@ -242,21 +336,72 @@ class _Rules:
         # Bans last: a store counts the refusals of the checks before them.
         return with_bans(checks) if self._bans else tuple(checks)
 
-    def _chosen(self, bound: Bound, caller: Caller, known: Known, *, identity: str) -> Chosen | Waiting | None:
-        """Return the terms and the cost that a rule has for this request and identity; None if it has no limit."""
-        rule, terms, cost = bound.rule, bound.terms, bound.rule.cost
+    def _listed(
+        self, overrides: Applied, caller: Caller, bounds: Bounds, *, known: Known
+    ) -> Checks | Decision | Waiting | None:
+        """Return FORBIDDEN for an identity that overrides deny, and no checks for one that they allow everything.
+
+        The identity is that of the application's key. A function of the user is called only where a rule has that key:
+        it may not know the other requests. Where a narrower override holds for one of the rules, the rules decide.
+        """
+        counts = any([bound.key is self._key and not bound.is_conditional for bound in bounds])
+        if not counts and any(map(callable, parts_of(self.settings.key))):
+            return None
+        text = self._key(caller, known)
+        if not isinstance(text, str):
+            return text
+        held = overrides.of(EVERY_RULE, text, None)
+        if held is None or any([overrides.of(bound.rule.name, text, None) is not held for bound in bounds]):
+            return None
+        return FORBIDDEN if held.action == "deny" else () if held.action == "allow" else None
+
+    def _read_rules(self, file: Watched) -> None:
+        """Take the rules of the file if it has changed. If any of it is wrong, nothing changes (SG116)."""
+        now = self._now_us()
+        if now < self._rules_due:
+            return
+        self._rules_due = now + EVERY_US
+        try:
+            text = file.changed()
+            if text is not None:
+                self.use_rules(read_rules(text, file.path, algorithm=self.settings.algorithm))
+        except ConfigurationError as error:
+            warn("SG116", file.path, strict=False, why=str(error))
+
+    def _with_quota(self, rule: Rule, quota: str) -> tuple[Terms, ...]:
+        """Return the terms of a rule with another quota. Raises ConfigurationError if the rule cannot have it."""
+        terms = terms_with(rule, quota, algorithm=self.settings.algorithm)
+        for each in terms:
+            self._accept(each)
+        return terms
+
+    def _chosen(
+        self, bound: Bound, caller: Caller, known: Known, *, overrides: Applied | None, plain: str, identity: str
+    ) -> Chosen | Decision | Waiting | None:
+        """Return the terms and the cost that a rule has for this request and identity: None if it has no limit, and
+        FORBIDDEN if an override denies it. `identity` is what the secret makes of the `plain` text.
+        """
+        rule, terms, cost, share, tier = bound.rule, bound.terms, bound.rule.cost, bound.share, None
         if terms is None:
             option, function = _quota_of(rule)
             quota = asked(function, caller, known, at=(bound, "quota"), rule=rule.name, option=option)
             if type(quota) is Waiting:
                 return quota
             if isinstance(rule.quota, Tiers):
-                quota = rule.quota.quotas(quota)
-            if quota is None:
+                row = rule.quota.row(quota)
+                tier, quota = str(row), rule.quota.table[row]
+            terms = None if quota is None else rule.terms(self.settings.algorithm, quota)
+        held = None if overrides is None else overrides.of(rule.name, plain, tier)
+        if held is not None:
+            if held.action == "deny":
+                return FORBIDDEN
+            if held.action in ("off", "allow"):
                 return None
-            terms = rule.terms(self.settings.algorithm, quota)
-        if bound.share != EVERYBODY:
-            terms = picked(terms, identity, bound.share)
+            terms, share = held.apply(rule, terms, share=share, make=self._with_quota)
+        if terms is None:
+            return None
+        if share != EVERYBODY:
+            terms = picked(terms, identity, share)
         if rule.per_method:
             terms = of_method(terms, caller.method)
         if not isinstance(cost, int):
@@ -264,6 +409,8 @@ class _Rules:
             if type(cost) is Waiting:
                 return cost
             cost = whole_cost(f"rule {rule.name!r}: cost", cost)
+        if held is not None and bound.fixed is not None and share == EVERYBODY:
+            keep(held.fixed, bound, (terms, cost))
         return terms, cost
 
     def _noted(self, decision: Decision, caller: Caller) -> Decision:
@@ -296,6 +443,9 @@ class Gate(_Rules):
 
         `before` gets the checks and returns those to decide. A peek has no event. Raises Undecided.
         """
+        following = self.following
+        if following is not None and following.now_us() >= following.due:
+            self._follow(following)
         try:
             checks = self.resolve(caller, bounds, {})
         except Undecided as error:
@@ -312,6 +462,28 @@ class Gate(_Rules):
         run = self.limiter.runs[mode][terms_of(checks)]
         network = partial(self._network, caller)
         return self.limiter.decide(run, checks, network, caller=caller, noted=mode != "peek")
+
+    def _follow(self, following: Following) -> None:
+        """Look whether the overrides have changed, in a thread. The requests after a rest wait for it: at most half of
+        a deadline, so that a silent server costs a request less than two.
+        """
+        begins, waits = self._begins(following)
+        if begins and self._is_here():
+            self._look(following)
+        elif begins:
+            try:
+                start_thread("overrides", partial(self._look, following))
+            except RuntimeError:  # the process has no more threads, or ends
+                self._look(following)
+        if waits:
+            following.looked.wait(self.settings.deadline / 2)
+
+    def _look(self, following: Following) -> None:
+        with following.look():
+            found = self._find(following)
+            if found is not None:
+                following.take(found)
+            self._introduce(following)
 
     def settlement(self) -> Settlement:
         """Return an object that refunds and releases the charges of one request that this gate has allowed."""
@@ -330,6 +502,7 @@ class AsyncGate(_Rules):
     """The gate of an asynchronous application."""
 
     _sync = False
+    _looking: asyncio.Task[None] | None = None  # the last look
     limiter: AsyncLimiter
 
     def __init__(self, settings: Settings) -> None:
@@ -345,6 +518,9 @@ class AsyncGate(_Rules):
         *,
         mode: Mode = "charge",
     ) -> Decision | None:
+        following = self.following
+        if following is not None and following.now_us() >= following.due:
+            await self._follow(following)
         known: Known = {}
         try:
             while type(checks := self.resolve(caller, bounds, known)) is Waiting:
@@ -364,6 +540,24 @@ class AsyncGate(_Rules):
         network = partial(self._network, caller)
         made = self.limiter.decide(run, checks, network, caller=caller, noted=mode != "peek", undo=undo)
         return made if type(made) is Decision else await made
+
+    async def _follow(self, following: Following) -> None:
+        begins, waits = self._begins(following)
+        loop = running_loop()
+        if begins and (loop is None or self._is_here()):  # on trio there are only files and memory
+            await self._look(following)
+        elif begins and loop is not None:
+            self._looking = loop.create_task(self._look(following))  # kept: a loop has weak references only
+        looking = self._looking
+        if waits and looking is not None and looking.get_loop() is loop:
+            await asyncio.wait([looking], timeout=self.settings.deadline / 2)
+
+    async def _look(self, following: Following) -> None:
+        with following.look():
+            found = await got(self._find(following))
+            if found is not None:
+                await apart(following.take, found)
+            await got(self._introduce(following))
 
     def settlement(self) -> AsyncSettlement:
         return AsyncSettlement(self.limiter.store, self._now_us)

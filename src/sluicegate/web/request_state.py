@@ -62,17 +62,28 @@ class RequestState:
         if first is None:
             self.decision = decision
             return
+        earlier = self._beside(decision.checks)
         self.decision = Decision(
             allowed=first.allowed and decision.allowed,
-            checks=first.checks + self.named(decision.checks),
-            outcomes=first.outcomes + decision.outcomes,
+            checks=(*[check for check, _ in earlier], *self.named(decision.checks)),
+            outcomes=(*[outcome for _, outcome in earlier], *decision.outcomes),
         )
+
+    def _beside(self, checks: Sequence[Check]) -> Charges:
+        """Return what was decided before and stays beside these checks. What charged nothing is replaced by a check of
+        the same limit: a view that catches a refusal may try again, as often as it likes.
+        """
+        if self.decision is None:
+            return []
+        again = {(check.budget, check.terms.limit) for check in checks}
+        pairs = zip(self.decision.checks, self.decision.outcomes, strict=True)
+        return [pair for pair in pairs if pair[0].cost or (pair[0].budget, pair[0].terms.limit) not in again]
 
     def named(self, checks: Sequence[Check]) -> tuple[Check, ...]:
         """Return the checks of a further decision, each with a name of its own in the header fields. A ban keeps its
         name: the fields have no bans.
         """
-        taken = set() if self.decision is None else {check.terms.name for check in self.decision.checks}
+        taken = {check.terms.name for check, _ in self._beside(checks)}
         named: list[Check] = []
         for check in checks:
             first, number = check.terms.name, 2

@@ -33,6 +33,7 @@ from sluicegate.errors import (
     within,
 )
 from sluicegate.identity import Seal
+from sluicegate.overrides.file import Watched, tables
 from sluicegate.plan import FAILURE_POLICIES, Decision, FailurePolicy, Handlers
 from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
@@ -63,7 +64,7 @@ class SettingsOptions(TypedDict, total=False):
 
     store: str | Store | AsyncStore
     default_limits: Iterable[str | Quota]
-    rules: Iterable[Rule | Mapping[str, object]]
+    rules: Iterable[Rule | Mapping[str, object]] | str
     key: KeySpec
     allow: Iterable[object]
     deny: Iterable[object]
@@ -85,6 +86,7 @@ class SettingsOptions(TypedDict, total=False):
     error_message: str | None
     on_denied: AnswerFunction | None
     strict: bool
+    overrides: bool | str
     on_decision: Handlers | None
     show_identities: bool
     application: str
@@ -98,7 +100,8 @@ class Settings:
 
     - `store`: a URL (`memory://`, `redis://…`) or a store.
     - `default_limits`: quotas that hold for every request, one budget per identity for the whole application.
-    - `rules`: a list of Rule, or of mappings with a rule's options.
+    - `rules`: a list of Rule, or of mappings with a rule's options; or the path of a TOML file with `[[rules]]`, which
+      is followed: what changes in it holds within a second, or changes nothing if any of it is wrong.
     - `key`: the key of rules without a key: "user", "ip", "header:Name", "path:name", a tuple of such keys, or a
       function.
     - `allow`, `deny`: clients that pass every rule, and clients that are refused (403), before any store is called:
@@ -122,6 +125,8 @@ class Settings:
     - `error_message`: the text of a 429, for rules without one of their own.
     - `on_denied`: a function of (request, decision) that returns the response to a refused request.
     - `strict`: True turns warnings into errors.
+    - `overrides`: True follows what operators set while the application runs, in its store; a path follows the
+      `[[overrides]]` of a TOML file; False follows nothing.
     - `on_decision`: a function, or several, called with a DecisionEvent for each decision, after the answer.
     - `show_identities`: True shows identities in events as text, not as digests.
     - `application`: the name of the application in its events.
@@ -133,7 +138,7 @@ class Settings:
 
     store: str | Store | AsyncStore = "memory://"
     default_limits: Iterable[str | Quota] = ()
-    rules: Iterable[Rule | Mapping[str, object]] = ()
+    rules: Iterable[Rule | Mapping[str, object]] | str = ()
     key: KeySpec = "user"
     allow: Iterable[object] = ()
     deny: Iterable[object] = ()
@@ -155,6 +160,7 @@ class Settings:
     error_message: str | None = None
     on_denied: AnswerFunction | None = None
     strict: bool = False
+    overrides: bool | str = True
     on_decision: Handlers | None = None
     show_identities: bool = False
     application: str = ""
@@ -163,6 +169,7 @@ class Settings:
     address: ReadyKey = field(init=False, repr=False, compare=False)
     lists: tuple[AccessList, ...] = field(init=False, repr=False, compare=False)  # with entries; `deny` first
     source: str = field(repr=False, compare=False, default="")
+    rules_file: str = field(repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
         errors: list[ConfigurationError] = []  # of all options: one error does not hide the others
@@ -208,6 +215,7 @@ class Settings:
             lambda: StoreOptions(deny_cache=self.deny_cache),
             lambda: StoreOptions(clock=self.clock),
             lambda: check_flag("enabled", self.enabled),
+            lambda: None if isinstance(self.overrides, str) else check_flag("overrides", self.overrides),
             lambda: share(self.mode, 100),
             lambda: settle("on_denied", _function(self.on_denied, option="on_denied")),
             lambda: check_answer(self.error_message, self.on_denied, error=SettingsError),
@@ -222,14 +230,15 @@ class Settings:
                 make_terms("default", limits, algorithm=algorithm)
         rules: list[Rule] = []
         with checking():
-            for number, given in enumerate(_listed_rules(self.rules), 1):
-                with checking():
-                    rule = given if isinstance(given, Rule) else _rule(given, number)
-                    if rule.name in [other.name for other in rules]:
-                        raise _error("rules", rule.name, "two rules of this name", "give each rule a name of its own")
-                    rules.append(rule)
-                    for quota in rule.known:
-                        rule.terms(algorithm, quota)  # raises for a quota that the algorithm cannot count
+            if isinstance(self.rules, str):
+                if "://" in self.rules:  # a URL in the wrong place: an error about a file would show its password
+                    raise _error("rules", "…", "a URL", "give the path of a TOML file with [[rules]]")
+                settle("rules_file", self.rules)
+                rules += read_rules(Watched(self.rules).changed() or "", self.rules, algorithm=algorithm)
+            else:
+                for number, given in enumerate(_listed_rules(self.rules), 1):
+                    with checking():
+                        rules.append(_added(given, number, rules, algorithm=algorithm))
         settle("rules", tuple(rules))
         if errors:
             raise _together(errors)
@@ -244,7 +253,7 @@ class Settings:
         if not isinstance(self.store, str):
             problem = f"settings with a {type(self.store).__name__} cannot be pickled"
             raise TypeError(f"{problem}: it holds connections or budgets; give the URL of a store")
-        return partial(Settings, **{name: getattr(self, name) for name in (*_KNOWN, "source")}), ()
+        return partial(Settings, **{name: getattr(self, name) for name in (*_KNOWN, "source", "rules_file")}), ()
 
     @classmethod
     def given(cls, settings: object, options: Mapping[str, object], *, source: str) -> Settings:
@@ -359,8 +368,8 @@ def _together(errors: list[ConfigurationError]) -> ConfigurationError:
 
 
 def _options(kind: type[Settings]) -> list[str]:
-    """Return the names of the settings. The source is none of them, although `replace` gives it like one."""
-    return [option.name for option in fields(kind) if option.init and option.name != "source"]
+    """Return the names of the settings. Those that `replace` gives too are none of them."""
+    return [option.name for option in fields(kind) if option.init and option.name not in ("source", "rules_file")]
 
 
 _KNOWN: Final = frozenset(_options(Settings))
@@ -371,12 +380,12 @@ def _hide_arguments() -> None:
     made = Settings.__init__
 
     @wraps(made)
-    def hiding(self: Settings, *, source: str = "", **options: Any) -> None:
+    def hiding(self: Settings, *, source: str = "", rules_file: str = "", **options: Any) -> None:
         options = hide(options)
         for name in options:
             if name not in _KNOWN:
                 raise _unknown("Settings", name, _options(Settings))
-        made(self, source=source, **options)
+        made(self, source=source, rules_file=rules_file, **options)
 
     Settings.__init__ = hiding  # type: ignore[method-assign]
 
@@ -406,7 +415,7 @@ def _read_variables(environ: Mapping[str, str], prefix: str) -> dict[str, object
         if not variable.startswith(prefix) or variable in _NOT_SETTINGS or variable.startswith(others):
             continue
         option = variable.removeprefix(prefix).lower()
-        if option in ("rules", "clock"):
+        if option == "clock":
             return _error(variable, "…", "cannot be given in a variable", "use from_toml or code for it")
         found[option] = None if _is_none(option, text) else _READERS.get(option, str)(text)
     return hide(found)
@@ -454,6 +463,27 @@ def _listed_rules(given: object) -> Iterable[object]:
     if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
         raise _error("rules", given, "not a list of rules", 'give a list like [{"name": "login", "quota": "5/minute"}]')
     return given
+
+
+def read_rules(text: str, path: str, *, algorithm: str) -> tuple[Rule, ...]:
+    """Return the rules in the text of a file. Raises OverrideError with all that is wrong, each with its line."""
+    rules: list[Rule] = []
+
+    def add(options: Mapping[str, object], number: int) -> None:
+        rules.append(_added(options, number, rules, algorithm=algorithm))
+
+    tables(text, "rules", path, make=add, required=True)
+    return tuple(rules)
+
+
+def _added(given: object, number: int, others: Iterable[Rule], *, algorithm: str) -> Rule:
+    """Return a rule that may stand beside these. Raises ConfigurationError for one that cannot be."""
+    rule = given if isinstance(given, Rule) else _rule(given, number)
+    if rule.name in [other.name for other in others]:
+        raise _error("rules", rule.name, "two rules of this name", "give each rule a name of its own")
+    for quota in rule.known:
+        rule.terms(algorithm, quota)  # raises for a quota that the algorithm cannot count
+    return rule
 
 
 def _rule(given: object, number: int) -> Rule:
@@ -566,6 +596,7 @@ def _number(kind: type[int] | type[float]) -> Callable[[str], object]:
 _READERS: Final[dict[str, Callable[[str], object]]] = {
     "enabled": _flag,
     "strict": _flag,
+    "overrides": _flag,
     "on_decision": _parts,
     "show_identities": _flag,
     "ipv6_prefix": _number(int),

@@ -11,7 +11,7 @@ A key is `prefix:{digest}:rule_id`. The digest of the identity is the hash tag. 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, Final, Self
@@ -21,7 +21,7 @@ from sluicegate.errors import needs, shows_half_made
 from sluicegate.observe.status import Status, TopologyName, percentiles
 from sluicegate.plan import Checks, Network, Outcome, Outcomes, Plan, Terms
 from sluicegate.runtime.hidden import hide_store, shown_url
-from sluicegate.stores import DEADLINE, AsyncRun, AsyncRunsPlans, Mode, Run, RunsPlans, plan_of
+from sluicegate.stores import DEADLINE, AsyncRun, AsyncRunsPlans, Counted, Mode, Run, RunsPlans, plan_of
 
 with needs("redis"):
     import redis
@@ -148,6 +148,26 @@ class _RedisStore:
     def rule_ids(self, identity: str) -> Any:
         """Return the ids of the rules under which this identity has a budget. Scans every server."""
         return self._connections.drive(scan_budgets(self._where, self._encoder, identity))
+
+    def read_overrides(self, known: bytes) -> Any:
+        """Return the document of the overrides; None if it begins with `known`."""
+        return self._connections.drive(self._operations.read_overrides(known))
+
+    def write_overrides(self, before: bytes, after: bytes, entry: str) -> Any:
+        """Replace the document, and add an entry to the history. False if it is not what it was `before`."""
+        return self._connections.drive(self._operations.write_overrides(before, after, entry))
+
+    def override_entries(self, count: int) -> Any:
+        """Return the last entries of the history, the newest first."""
+        return self._connections.drive(self._operations.override_entries(count))
+
+    def add_counts(self, tables: Sequence[Counted]) -> Any:
+        """Add to some tables of counts, in one command."""
+        return self._connections.drive(self._operations.add_counts(tables))
+
+    def read_counts(self, names: Sequence[str]) -> Any:
+        """Return the tables of these names."""
+        return self._connections.drive(self._operations.read_counts(names))
 
     def page(self, position: Position | None, identity: str | None = None) -> Any:
         """Return the budgets among the next few keys, of one identity or of all. Start with None."""

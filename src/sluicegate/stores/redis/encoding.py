@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from sluicegate.algorithms import fixed_window, gcra, sliding_counter, sliding_window
 from sluicegate.algorithms.checks import MAX
 from sluicegate.clock import MICROSECOND, Clock, read_us
-from sluicegate.identity import digest, digest_bytes
+from sluicegate.identity import digest, packed_digest
 from sluicegate.plan import BAN, NEVER, Check, Checks, Outcome, Outcomes, Plan, Terms, in_shadow, new, strikers
 from sluicegate.stores import Mode, mode_of, terms_of, valid_prefix
 from sluicegate.stores.redis.commands import (
@@ -56,9 +56,6 @@ _ONE: Final = bulk(1)
 
 Decode = Callable[[Checks, Any], Outcomes]
 """Makes one outcome for each check from a script's reply."""
-
-packed_digest: Final = lru_cache(maxsize=4096)(digest_bytes)
-"""The digest of an identity as bytes. Cached, because most identities come again."""
 
 
 class Encoder:
@@ -147,8 +144,8 @@ class Encoder:
         return Command(b"".join(parts), tag, shape.script)
 
     def forget(self, rule_id: str, identity: str) -> Command:
-        """Return the command that drops one budget."""
-        return Command(pack("DEL", self.key(rule_id, identity)))
+        """Return the command that drops one budget, without holding the server up for a large one."""
+        return Command(pack("UNLINK", self.key(rule_id, identity)))
 
     def key(self, rule_id: str, identity: str) -> str:
         """Return the name of the Redis key that holds one identity's budget under one rule."""

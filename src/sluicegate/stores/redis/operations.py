@@ -10,15 +10,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from hashlib import sha1
 from math import inf
 from typing import Any, Final
 
 from sluicegate.errors import SluicegateWarning, StoreError, StrictError
 from sluicegate.plan import BAN, Check, Checks, Outcome, Outcomes, Plan, Terms, charged, in_shadow, new
-from sluicegate.stores import Mode
+from sluicegate.stores import COUNTED, HISTORY, Counted, Mode
 from sluicegate.stores.redis.commands import AnyCommand, Command, Script, pack
 from sluicegate.stores.redis.encoding import REFUND, RENEW, Encoder, decode, decode_time
 from sluicegate.stores.redis.failures import kind_of, may_succeed_elsewhere, store_error
+from sluicegate.stores.redis.scan import OVERRIDES
 from sluicegate.stores.redis.server_info import identify
 from sluicegate.stores.redis.steps import (
     MALFORMED,
@@ -34,6 +36,28 @@ from sluicegate.stores.redis.steps import (
 from sluicegate.stores.redis.topology import Topology, slot_of
 
 _TRIES: Final = 6  # enough for an unknown script and a slot that moves at the same time
+_REPLACE: Final = """
+if redis.sha1hex(redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
+redis.call('LPUSH', KEYS[2], ARGV[3])
+redis.call('LTRIM', KEYS[2], 0, ARGV[4])
+return 1
+"""
+_ADD: Final = """
+local at = 1
+for _, key in ipairs(KEYS) do
+  local seconds, last = ARGV[at], at + 2 * ARGV[at + 1]
+  for i = at + 2, last, 2 do redis.call('ZINCRBY', key, ARGV[i + 1], ARGV[i]) end
+  redis.call('ZREMRANGEBYRANK', key, 0, -COUNTED - 1)
+  redis.call('EXPIRE', key, seconds)
+  at = last + 2
+end
+""".replace("COUNTED", str(COUNTED))
+_READ: Final = """
+local found = {}
+for i, key in ipairs(KEYS) do found[i] = redis.call('ZREVRANGE', key, 0, -1, 'WITHSCORES') end
+return found
+"""
 _PAUSE: Final = 0.005  # seconds between two attempts while the keys of a slot move
 
 
@@ -155,6 +179,45 @@ class Operations:
     def identify(self) -> Steps[tuple[str | None, float]]:
         """Return the version of a server, and the seconds of a round trip."""
         return identify(partial(self._send_to_slot, 0))
+
+    def read_overrides(self, known: bytes) -> Steps[bytes | None]:
+        """Return the document of the overrides; None if it begins with `known`: then only its beginning was read."""
+        key, slot = self._encoder.key("document", OVERRIDES), slot_of(OVERRIDES)
+        if known:
+            begins = yield from self._send_to_slot(slot, Command(pack("GETRANGE", key, 0, len(known) - 1)))
+            if _raw(begins) == known:
+                return None
+        return _raw((yield from self._send_to_slot(slot, Command(pack("GET", key)))))
+
+    def write_overrides(self, before: bytes, after: bytes, entry: str) -> Steps[bool]:
+        """Replace the document and add an entry to the history, unless the document is not what it was before."""
+        keys = [self._encoder.key(name, OVERRIDES) for name in ("document", "history")]
+        seen = sha1(before, usedforsecurity=False).hexdigest()  # the one digest that Lua can make
+        command = Command(pack("EVAL", _REPLACE, 2, *keys, seen, after, entry, HISTORY - 1))
+        reply: object = yield from self._send_to_slot(slot_of(OVERRIDES), command)
+        return reply == 1
+
+    def override_entries(self, count: int) -> Steps[list[bytes]]:
+        """Return the last entries of the history, the newest first."""
+        words = ("LRANGE", self._encoder.key("history", OVERRIDES), 0, count - 1)
+        return [_raw(each) for each in (yield from self._send_to_slot(slot_of(OVERRIDES), Command(pack(*words))))]
+
+    def add_counts(self, tables: Sequence[Counted]) -> Steps[None]:
+        """Add to some tables of counts, in one command."""
+        words: list[str | int] = [*self._tables([each.name for each in tables])]
+        for _, seconds, counts in tables:
+            words += [seconds, len(counts), *[word for pair in counts.items() for word in pair]]
+        yield from self._send_to_slot(slot_of(OVERRIDES), Command(pack("EVAL", _ADD, *words)))
+
+    def read_counts(self, names: Sequence[str]) -> Steps[list[dict[str, int]]]:
+        """Return the tables of these names, in one command."""
+        reply = yield from self._send_to_slot(slot_of(OVERRIDES), Command(pack("EVAL", _READ, *self._tables(names))))
+        found = [[_raw(each).decode(errors="replace") for each in table] for table in reply]
+        return [dict(zip(each[::2], map(int, each[1::2]), strict=True)) for each in found]
+
+    def _tables(self, names: Sequence[str]) -> list[str | int]:
+        """Return the number of these tables and their keys, which are all in one slot."""
+        return [len(names), *[self._encoder.key(f"counts:{name}", OVERRIDES) for name in names]]
 
     def _across(self, plan: Plan, groups: list[tuple[int, ...]]) -> Steps[tuple[Outcome, ...]]:
         """Run the groups of the plan one after the other. If a later one refuses, refund what the others charged. A
@@ -285,6 +348,11 @@ class Operations:
 
 def _no_step(checks: Checks) -> None:
     """Return None: these checks may need several steps."""
+
+
+def _raw(reply: str | bytes | None) -> bytes:
+    """Return the bytes of a reply, which a user's own client may have decoded."""
+    return reply.encode() if isinstance(reply, str) else reply or b""
 
 
 def _groups(checks: Sequence[Check]) -> list[tuple[int, ...]]:

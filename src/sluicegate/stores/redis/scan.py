@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from sluicegate.clock import read_us
 from sluicegate.errors import StoreError, is_foreign
+from sluicegate.identity import Digested
 from sluicegate.plan import Terms
 from sluicegate.stores.redis.commands import Command, pack
 from sluicegate.stores.redis.encoding import Encoder
@@ -21,6 +22,7 @@ from sluicegate.stores.redis.server_info import if_permitted
 from sluicegate.stores.redis.steps import Address, NewDeadline, Send, Steps
 from sluicegate.stores.redis.topology import Topology
 
+OVERRIDES: Final = Digested("overrides")  # it stands in their keys where a budget has the digest of an identity
 _BUDGET: Final = re.compile(r":\{([\w-]{22})\}:(.+)", re.ASCII | re.DOTALL)  # as `Encoder.key` makes it
 _BAN: Final = re.compile(r"\d+:\d+:(\d+):\d+", re.ASCII)  # the value that ban.lua writes; the third number is the end
 _COUNT: Final = 100  # keys that a server inspects in one SCAN, before it serves other clients
@@ -89,7 +91,8 @@ def scan_page(
     pattern = encoder.any_pattern if identity is None else encoder.pattern_of(identity)
     cursor, keys = yield from _find_keys(address, cursor, pattern)
     seen += _COUNT
-    named = [_named(key) for key in keys]
+    own = encoder.key("", OVERRIDES)
+    named = [_named(key) for key in keys if key is None or not key.startswith(own)]
     budgets = [each for each in named if each is not None]
     here = max(0.0, 1 - seen / size) if size else 1.0
     left = len(others) + (here if cursor else 0.0)

@@ -1,0 +1,61 @@
+"""What holds for one identity under one rule: the narrowest override, against an oracle that looks at all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluicegate.errors import OverrideError
+from sluicegate.identity import Seal, digest, encoder
+from sluicegate.overrides.applied import Applied
+from sluicegate.overrides.override import Document, Override, pattern_of
+
+NAMES = ["test-1", "test-22", "alice", "bob"]
+PATTERNS = ["user:test-*", "user:test-2*", "user:*e", "user:*"]
+RULES = ["export", "login", "*"]
+user = encoder("user")
+seal = Seal("a secret of 24 letters..").text
+
+TARGETS: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.fixed_dictionaries({"names": st.lists(st.sampled_from(NAMES), min_size=1, max_size=2, unique=True)}),
+    st.fixed_dictionaries({"pattern": st.sampled_from(PATTERNS)}),
+    st.fixed_dictionaries({"tier": st.sampled_from(["free", "pro"])}),
+    st.just({}),
+)
+
+
+def narrowness(override: Override) -> tuple[int, int, bool]:
+    level = 3 if override.digests else 2 if override.pattern else 1 if override.tier else 0
+    return level, len(override.pattern or ""), override.rule != "*"
+
+
+@given(st.data(), st.booleans())
+def test_the_narrowest_holds(data: st.DataObject, sealed: bool) -> None:
+    text = seal if sealed else str
+    held: list[Override] = []
+    for number in range(data.draw(st.integers(0, 8))):
+        target = dict(data.draw(TARGETS))
+        rule = data.draw(st.sampled_from(RULES[:2] if "tier" in target else RULES))
+        digests = tuple([digest(text(user(name))) for name in target.pop("names", ())])
+        one = Override(rule=rule, action="off", digests=digests, id=f"{number}", at=1, **target)
+        try:
+            Document.of(Document(1, (*held, one)).text())
+        except OverrideError:  # a tie
+            continue
+        held.append(one)
+    applied = Applied(held, seal=seal if sealed else None)
+    for name in NAMES:
+        for rule in RULES[:2]:
+            for tier in (None, "free", "pro"):
+                fits = [
+                    one
+                    for one in held
+                    if one.rule in (rule, "*")
+                    and (not one.digests or digest(text(user(name))) in one.digests)
+                    and (one.pattern is None or pattern_of(one.pattern).fullmatch(user(name)))
+                    and one.tier in (None, tier)
+                ]
+                found = applied.of(rule, user(name), tier)
+                assert (None if found is None else found.override) == max(fits, key=narrowness, default=None)

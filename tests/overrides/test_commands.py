@@ -1,0 +1,215 @@
+"""The commands that steer an application: what they refuse, and what they show of the history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sluicegate import Limiter, Rule, Settings, wsgi
+from sluicegate.cli.commands import sluicegate
+from sluicegate.identity import identity_text
+from sluicegate.plan import Check, Plan
+from sluicegate.rules.rollout import shadows
+from tests.adapters.wsgi_client import WsgiClient
+from tests.servers import Server, wait_until
+
+SETTINGS = """
+[sluicegate]
+store = "{url}"
+key = "ip"
+
+[[sluicegate.rules]]
+name = "login"
+quota = "5/minute; 20/hour"
+ban = {{ after = 10, within = "10 minutes", duration = "1 hour", name = "guessing" }}
+"""
+Operate = Callable[..., Result]
+
+
+@pytest.fixture
+def operate(valkey: Server, tmp_path: Path) -> Iterator[Operate]:
+    limits = tmp_path / "limits.toml"
+    limits.write_text(SETTINGS.format(url=valkey.url), "utf-8")
+
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(sluicegate, words, env={"SLUICEGATE_APP": str(limits), "COLUMNS": "200"})
+
+    valkey.flush()
+    yield run
+    valkey.flush()
+
+
+@pytest.mark.parametrize("name", ["logn", "login-hour", "guessing"])
+def test_an_override_is_for_a_whole_rule(operate: Operate, name: str) -> None:
+    """A name of one of its quotas, or of its ban, would hold for nothing."""
+    done = operate("override", name, "9/minute", "--yes")
+    assert done.exit_code == 2
+    assert f"no rule '{name}'; the rules are login" in done.output
+
+
+def test_a_time_has_a_unit(operate: Operate) -> None:
+    done = operate("deny", "add", "ip:203.0.113.7", "--for", "2", "--yes")
+    assert done.exit_code == 2
+    assert "no unit" in done.output
+
+
+WRONG: dict[str, tuple[tuple[str, ...], str]] = {
+    "a time": (("override", "login", "9/minute", "--for", "soon"), "nor a length of time"),
+    "an identity": (("override", "login", "9/minute", "--identity", "bob"), "not as a key gives it"),
+    "a pattern": (("override", "login", "9/minute", "--pattern", "bob"), "not a pattern"),
+    "a reason of two lines": (("shadow", "login", "--why", "one\ntwo"), "more than a line"),
+    "a reason with a control character": (("shadow", "login", "--why", "\x1b[2J"), "more than a line"),
+    "a key": (("deny", "add", "ip:999.1.1.1"), "not an address"),
+    "an id": (("override", "remove", "12345678"), "0 overrides of this id or key"),
+    "a key that is not denied": (("deny", "remove", "ip:203.0.113.7"), "0 overrides of this id or key"),
+    "everything that is denied": (("deny", "remove", "*"), "0 overrides of this id or key"),
+    "nothing to undo": (("override", "undo"), "nothing was changed"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_said_before_anything_is_shown(operate: Operate, case: str) -> None:
+    words, says = WRONG[case]
+    done = operate(*words)
+    assert done.exit_code == 2
+    assert says in done.output
+    assert "Following" not in done.output
+    assert "Change it?" not in done.output
+
+
+CLIENT = "WXpfEb_c_PK11D-pHAVw0Q"  # the digest of ip:198.51.100.4
+# What was set before, a command, and the row that it shows first.
+CHANGES: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
+    "set": ((), ("override", "login", "9/minute"), "login 5/minute; 20/hour 9/minute everybody"),
+    "replace": (("off", "login"), ("override", "login", "9/minute", "--for", "2h"), "login off 9/minute everybody 2 h"),
+    "undo": (("override", "login", "9/minute"), ("override", "undo"), "login 9/minute 5/minute; 20/hour everybody"),
+    "remove all": (("off", "login"), ("override", "remove", "*"), "login off 5/minute; 20/hour everybody"),
+    "remove by its key": (
+        ("deny", "add", "ip:198.51.100.4"),
+        ("deny", "remove", "ip:198.51.100.4"),
+        f"login deny 5/minute; 20/hour {CLIENT}",
+    ),
+    "remove by its pattern": (
+        ("allow", "add", "ip:198.51.*", "--rule", "login"),
+        ("override", "remove", "ip:198.51.*"),
+        "login allow 5/minute; 20/hour ip:198.51.*",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_change_is_shown_before_it_is_made(operate: Operate, case: str) -> None:
+    before, words, row = CHANGES[case]
+    assert not before or operate(*before, "--yes").exit_code == 0
+    held = operate("override", "list", "--json").output
+    done = operate(*words)  # nobody answers
+    assert done.exit_code == 1
+    assert row in [" ".join(line.split()) for line in done.output.splitlines()]
+    assert "Following: 0 processes." in done.output
+    assert operate("override", "list", "--json").output == held
+    assert operate(*words, "--yes").exit_code == 0
+    assert operate("override", "list", "--json").output != held
+
+
+def test_a_change_of_many_overrides_shows_the_first(operate: Operate, valkey: Server) -> None:
+    with Limiter(valkey.url, deadline=5) as limiter:
+        for number in range(30):
+            limiter.overrides.set("login", "9/minute", identities=[("ip", f"203.0.113.{number}")])
+    done = operate("override", "remove", "*")
+    assert "and 10 more" in done.output
+    assert "30 overrides removed." in operate("override", "remove", "*", "--yes").output
+
+
+def test_an_identity_that_no_rule_counts_by_is_said(operate: Operate) -> None:
+    assert "counts by such an identity as user:bob" in operate("deny", "add", "user:bob", "--yes").output
+    assert "counts by" not in operate("deny", "add", "ip:203.0.113.7", "--yes").output
+
+
+def app(environ: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [b"done"]
+
+
+@pytest.mark.parametrize(("secret", "warns"), [("a secret of 24 letters..", False), ("another secret of 24 ...", True)])
+def test_another_secret_than_that_of_the_processes_is_said(
+    operate: Operate, tmp_path: Path, valkey: Server, secret: str, warns: bool
+) -> None:
+    """An override of an identity would hold for nobody there."""
+    limits = tmp_path / "limits.toml"
+    text = SETTINGS.format(url=valkey.url).replace('key = "ip"', f'key = "ip"\nsecret = "{secret}"')
+    limits.write_text(text, "utf-8")
+    settings = Settings(store=valkey.url, secret="a secret of 24 letters..", default_limits=["9/day"], deadline=5)
+    with closing(wsgi.RateLimitMiddleware(app, settings=settings)) as application:
+        WsgiClient(application).request("GET", "/")
+        wait_until("the process is listed", lambda: "1 process." in operate("off", "login").output)
+        done = operate("deny", "add", "ip:203.0.113.7", "--yes")
+        assert ("has another secret than this shell" in done.output) is warns
+
+
+def test_remove_takes_only_the_key_that_was_added(operate: Operate) -> None:
+    for key in ("header:X-API-Key=ab*", "ip:203.0.113.7"):
+        assert operate("deny", "add", key, "--yes").exit_code == 0
+    for key in ("no-such-id", "header:x-api-key=abc*", "ip:203.0.113.8"):
+        assert "0 overrides of this id or key" in operate("deny", "remove", key, "--yes").output
+    for key in ("ip:203.0.113.7", "header:X-API-Key=ab*"):
+        assert "1 override removed" in operate("deny", "remove", key, "--yes").output
+
+
+def test_the_history_says_who_when_what_and_why(operate: Operate) -> None:
+    assert "Nothing was changed." in operate("history").output
+    assert operate("override", "login", "9/minute", "--why", "a test", "--yes").exit_code == 0
+    assert operate("override", "undo", "--yes").exit_code == 0
+    (last,) = json.loads(operate("history", "-n", "1", "--json").output)["history"]
+    assert (last["what"], [each["quota"] for each in last["removed"]]) == ("undo", ["9/minute"])
+    lines = operate("history").output.splitlines()
+    assert [line.split()[2] for line in lines[1:]] == ["undo", "quota"]
+    assert lines[2].endswith("a test")
+
+
+# What is set, and what `show` says of a client that has used 5 of 5, and 1 in shadow: of how many, and what happens.
+SHOWN: dict[str, tuple[tuple[str, ...], tuple[str, int, int, str]]] = {
+    "another quota": (("override", "login", "9/minute; 20/hour"), ("login-minute (override)", 5, 9, "passes")),
+    "shadow": (("shadow", "login"), ("login-minute (shadow) (override)", 1, 5, "passes")),
+    "off": (("off", "login"), ("login-minute (override)", 5, 5, "passes")),
+    "a pattern": (("allow", "add", "ip:203.0.113.*"), ("login-minute (override)", 5, 5, "passes")),
+    "denied": (("deny", "add", "ip:203.0.113.7"), ("login-minute (override)", 5, 5, "denied")),
+    "somebody else": (("deny", "add", "ip:203.0.113.8"), ("login-minute", 5, 5, "refused")),
+}
+
+
+@pytest.mark.parametrize("case", SHOWN)
+def test_show_says_what_holds_for_an_identity(operate: Operate, valkey: Server, case: str) -> None:
+    words, row = SHOWN[case]
+    client = identity_text(("ip", "203.0.113.7"))
+    terms = Rule(name="login", quota="5/minute; 20/hour").terms("sliding-window")
+    with Limiter(valkey.url, deadline=5) as limiter:
+        limiter.store.run(Plan(tuple([Check(each, client, 5) for each in terms])))
+        limiter.store.run(Plan(tuple([Check(each, client, 1) for each in shadows(terms)])))
+    assert operate(*words, "--yes").exit_code == 0
+    (found,) = json.loads(operate("show", "ip:203.0.113.7", "--json").output)["limiters"]
+    rows = {(each["rule"], each["used"], each["limit"], each["state"]) for each in found["budgets"]}
+    assert row in rows
+    assert len(rows) == 2, "one of each quota"
+    assert (found["unknown"] == []) is (case == "shadow")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(b"[[rule]]\nname = 'a'", "[[rules]]"), (b"", "rules = []"), (b"\xff", "utf-8"), (b"x=" + b"[" * 9999, "")],
+)
+@pytest.mark.parametrize("command", ["check", "diff"])
+def test_the_commands_say_what_is_wrong_with_a_file(
+    operate: Operate, tmp_path: Path, command: str, text: bytes, says: str
+) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_bytes(text)
+    done = operate("rules", command, str(path))
+    assert done.exit_code == 2, done.output
+    assert says in done.output
+    assert "SG015" in done.output

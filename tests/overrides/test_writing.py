@@ -1,0 +1,136 @@
+"""Writing overrides, with both limiters, in memory and on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from inspect import iscoroutine
+from typing import Any
+
+import pytest
+
+from sluicegate import AsyncLimiter, Limiter
+from sluicegate.clock import MICROSECOND
+from sluicegate.errors import ConfigurationError, OverrideError
+from sluicegate.overrides.write import ending
+from tests.servers import Server, ask
+
+
+class Office:
+    """The overrides of a limiter, sync or async: each method returns what it returns when it is awaited."""
+
+    def __init__(self, limiter: Any, runner: asyncio.Runner) -> None:
+        self._overrides, self._runner = limiter.overrides, runner
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._overrides, name)
+
+        def call(*given: Any, **options: Any) -> Any:
+            found = method(*given, **options)
+            return self._runner.run(found) if iscoroutine(found) else found
+
+        return call
+
+
+@pytest.fixture(
+    params=[f"{kind.__name__} {store}" for kind in (Limiter, AsyncLimiter) for store in ("memory", "valkey")]
+)
+def office(request: pytest.FixtureRequest) -> Iterator[Office]:
+    kind, store = request.param.split()
+    url = "memory://"
+    if store == "valkey":
+        server: Server = request.getfixturevalue("valkey")
+        ask(server, "FLUSHALL")
+        url = server.url
+    with asyncio.Runner() as runner:
+        limiter: Any = Limiter(url) if kind == "Limiter" else AsyncLimiter(url)
+        yield Office(limiter, runner)
+        closing = limiter.close()
+        if closing is not None:
+            runner.run(closing)
+
+
+def test_set_list_remove_undo_and_the_history(office: Office) -> None:
+    assert (office.list(), office.history()) == ((), [])
+    one = office.set("export", "5/minute", identities=["alice"], why="why", by="ann")
+    two = office.set("export", action="shadow")
+    assert office.list() == (one, two)
+    three = office.set("export", "6/minute", identities=["alice"])
+    assert office.list() == (two, three), "the same target: it is replaced"
+    assert office.undo().removed == (three,)
+    assert office.list() == (two, one)
+    assert office.remove(two.id).removed == (two,)
+    assert office.list() == (one,)
+    assert [each.what for each in office.history()] == ["remove", "undo", "quota", "shadow", "quota"]
+    assert (office.history()[4].by, office.history()[4].why) == ("ann", "why")
+    office.undo()
+    office.undo()
+    assert office.list() == (one,), "the second undo brings the last change back"
+
+
+def test_an_override_that_has_ended_is_dropped_at_the_next_change(office: Office) -> None:
+    office.set("export", action="off", until=0.000001)
+    later = office.set("login", action="off")
+    assert office.list() == (later,)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"identities": [object()]}, ConfigurationError),
+        ({"until": "soon"}, OverrideError),
+        ({"until": datetime(2020, 1, 1, tzinfo=UTC)}, OverrideError),
+        ({"until": datetime(2120, 1, 1)}, OverrideError),  # noqa: DTZ001
+        ({"until": -1}, OverrideError),
+        ({"identity": ["alice"]}, OverrideError),
+        ({"identities": []}, OverrideError),  # not everybody
+        ({"identities": "user:42"}, OverrideError),  # not its characters
+        ({"identities": 42}, OverrideError),
+        ({"action": "stop"}, OverrideError),
+    ],
+)
+def test_wrong_arguments_change_nothing(office: Office, given: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match="SG0"):
+        office.set(**{"rule": "export", "action": "off"} | given)
+    with pytest.raises(OverrideError, match="no such override"):
+        office.remove("nothing")
+    with pytest.raises(OverrideError, match="nothing was changed"):
+        office.undo()
+    assert (office.list(), office.history()) == ((), [])
+
+
+def test_a_tie_is_an_error_at_writing(office: Office) -> None:
+    one = office.set("export", action="off", identities=["alice", "bob"])
+    with pytest.raises(OverrideError, match="neither is the narrower"):
+        office.set("export", action="shadow", identities=["alice"])
+    assert office.list() == (one,)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [("2h", 7200), ("7 days", 604_800), ("90", 90), (1.5, 1.5), (timedelta(minutes=1), 60), (None, None)],
+)
+def test_when_an_override_ends(given: Any, seconds: float | None) -> None:
+    assert ending(given, 5) == (None if seconds is None else 5 + round(seconds * MICROSECOND))
+
+
+def test_nobody_overwrites_what_another_has_written(valkey: Server) -> None:
+    ask(valkey, "FLUSHALL")
+    with Limiter(valkey.url, deadline=1) as limiter, ThreadPoolExecutor(6) as pool:
+        made = list(pool.map(lambda name: limiter.overrides.set(f"rule {name}", action="off"), range(12)))
+        assert {each.id for each in limiter.overrides.list()} == {each.id for each in made}
+        assert len(limiter.overrides.history(100)) == 12
+
+
+def test_the_keys_of_overrides_are_no_budgets(valkey: Server) -> None:
+    ask(valkey, "FLUSHALL")
+    with Limiter(valkey.url) as limiter:
+        limiter.overrides.set("export", action="off")
+        limiter.hit("5/minute", "alice")
+        store: Any = limiter.opened
+        page = store.page(None)
+        assert (len(page.budgets), page.foreign) == (1, 0)
+        assert limiter.reset_all("alice") == 1
+        assert len(limiter.overrides.list()) == 1
