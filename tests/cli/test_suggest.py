@@ -75,7 +75,7 @@ def test_the_key_is_that_of_settings(log: str, tmp_path: Path, key: str, written
     found = suggest(Log([log]), ON[1:])._replace(key=key)
     path = tmp_path / "limits.toml"
     path.write_text(as_toml(found))
-    (rule,) = Settings.from_toml(path).rules
+    (rule,) = list(Settings.from_toml(path).rules)
     assert isinstance(rule, Rule)
     assert rule.key == written
     assert ("give the key of your application" in path.read_text()) == (key == "path:1")

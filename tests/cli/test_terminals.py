@@ -21,6 +21,7 @@ from rich.console import Console
 from sluicegate import Limiter
 from sluicegate.cli.commands import COMMANDS, sluicegate
 from sluicegate.cli.output import Listing
+from sluicegate.identity import digest, identity_text
 from sluicegate.observe.prometheus import PrometheusMetrics
 from sluicegate.stores.redis import RedisStore
 from tests.servers import Server
@@ -53,6 +54,19 @@ RUNS = [
     f"bans {APP}",
     f"unban user:zoë header:X-Api-Key=key --yes {APP}",
     f"reset {WHO} --yes {APP}",
+    f"override login 9/minute --for 2h --yes {APP}",
+    f"shadow export --yes {APP}",
+    f"enforce export --yes {APP}",
+    f"off default --yes {APP}",
+    f"deny add user:zoë --yes {APP}",
+    f"allow add user:test-* --rule export --yes {APP}",
+    f"override list {APP}",
+    f"history {APP}",
+    "rules check rules.toml",
+    f"rules diff rules.toml {APP}",
+    "observability export dashboards",
+    "dashboard --help",
+    f"whois {digest(identity_text(('user', 'zoë')))} {APP}",
     "doctor {url}",
     "watch --once --every 0.1 {metrics}",
     "demo --once",
@@ -64,6 +78,7 @@ RUNS = [
 def folder(valkey: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with settings, and budgets that an identity has used."""
     (tmp_path / "limits.toml").write_text(SETTINGS.format(url=valkey.url), "utf-8")
+    (tmp_path / "rules.toml").write_text('[[rules]]\nname = "login"\nquota = "9/minute"\n', "utf-8")
     monkeypatch.chdir(tmp_path)
     with Limiter(RedisStore.from_url(valkey.url, prefix="terminals", deadline=5)) as limiter:
         limiter.hit("1000/day", ("user", "zoë"), action="default", cost=940)
@@ -218,8 +233,7 @@ def test_sigterm_gives_the_terminal_back(kind: str, words: str, folder: Path, me
 
 @pytest.mark.parametrize("width", range(12, 40))
 def test_nothing_is_cut_off_at_any_width(width: int, capsys: pytest.CaptureFixture[str]) -> None:
-    listing = Listing("A", "B")
-    listing.add_row("aaaa bbbbbb cccc", "scope: anon of shop")
+    listing = Listing([("aaaa bbbbbb cccc", "scope: anon of shop")], "A", "B")
     Console(width=width).print(listing)
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= width

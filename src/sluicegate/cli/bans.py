@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import click
 
-from sluicegate.cli.budgets import Budgets, identity_text, mismatch, opened, takes_identity, warn_of_mismatch
-from sluicegate.cli.commands import Command, load_app, option_app
-from sluicegate.cli.output import (
-    Listing,
-    as_json,
-    confirm,
-    console,
-    foreign_keys,
-    option_yes,
-    plain,
-    print_json,
-    scanning,
-    span,
+from sluicegate.cli.budgets import (
+    Budgets,
+    forget_everyone,
+    identity_text,
+    mismatch,
+    opened,
+    takes_identity,
+    warn_of_mismatch,
 )
+from sluicegate.cli.commands import Command
+from sluicegate.cli.output import Listing, Shell, foreign_keys, operated, option_for, plain, scanning, span
 from sluicegate.clock import MICROSECOND
 from sluicegate.identity import Digested, digest
 from sluicegate.plan import Check, Plan
@@ -31,74 +28,59 @@ def _option_ban(command: Command) -> Command:
 
 @click.command()
 @takes_identity
-@option_app
 @_option_ban
-@click.option("--for", "duration", metavar="TIME", help='How long, as "1 hour"; without it as long as the ban says.')
-@option_yes
-@as_json
-def ban(
-    identity: tuple[str, ...],
-    name: str | None,
-    app: str | None,
-    *,
-    which: str | None,
-    duration: str | None,
-    yes: bool,
-    as_json: bool,
-) -> None:
+@option_for('How long, as "1 hour"; without it as long as the ban says.')
+@operated(changes=True)
+def ban(shell: Shell, identity: tuple[str, ...], name: str | None, *, which: str | None, duration: str | None) -> None:
     """Ban one identity from now on: all rules that have this ban refuse it."""
-    if duration is not None and duration.isdecimal():  # seconds in a file; here a person may mean hours
-        raise click.BadParameter(f'{duration!r}: no unit; give words like "2 hours"', param_hint=["--for"])
-    with opened(load_app(app)) as limiters:
+    with opened(shell.application) as limiters:
         budgets, found = _chosen(limiters, which)
         terms = found.terms if duration is None else found.lasting(duration)
         text = identity_text(budgets, identity, name)
         problem = mismatch([budgets], identity, found.name)
         if problem is not None:
             raise click.UsageError(f"{problem}, so this ban would refuse nobody")
-        confirm(f"Ban {' '.join(identity) or name} by {found.name}?", yes=yes)
+        shell.confirm(f"Ban {' '.join(identity) or name} by {found.name}?")
         budgets.store.run(Plan((Check(terms, text, found.after),)))
         (outcome,) = budgets.peek([(terms, text)])
-    left = (outcome.retry_after or 0) / MICROSECOND
-    if as_json:
-        print_json({"ban": found.name, "identity": digest(text), "seconds": left})
-    else:
-        console().print(plain(f"Banned {digest(text)} by {found.name} for {span(left)}."))
+    left, who = (outcome.retry_after or 0) / MICROSECOND, digest(text)
+    facts = {"ban": found.name, "identity": who, "seconds": left}
+    shell.tell(facts, f"Banned {who} by {found.name} for {span(left)}.")
 
 
 @click.command()
 @takes_identity
-@option_app
 @_option_ban
-@option_yes
-@as_json
-def unban(
-    identity: tuple[str, ...], name: str | None, app: str | None, *, which: str | None, yes: bool, as_json: bool
-) -> None:
+@click.option("--everyone", is_flag=True, help="Of all identities: give no identity.")
+@operated(changes=True)
+def unban(shell: Shell, identity: tuple[str, ...], name: str | None, *, which: str | None, everyone: bool) -> None:
     """End a ban of one identity, and forget its earlier strikes and bans."""
-    with opened(load_app(app)) as limiters:
+    with opened(shell.application) as limiters:
         budgets, found = _chosen(limiters, which)
+        if everyone:
+            if identity or name is not None:
+                raise click.UsageError("--everyone is for all identities; give none")
+            what = f"the ban {found.name} and its strikes"
+            forget_everyone(shell, [budgets], lambda _: {found.terms.rule_id}, what=what)
+            return
         text = identity_text(budgets, identity, name)
         warn_of_mismatch([budgets], identity, found.name)
-        confirm(f"End the ban {found.name} of {' '.join(identity) or name}?", yes=yes)
+        shell.confirm(f"End the ban {found.name} of {' '.join(identity) or name}?")
         (before,) = budgets.peek([(found.terms, text)])
         budgets.store.forget(found.terms.rule_id, text)
-    if as_json:
-        print_json({"ban": found.name, "identity": digest(text), "was_banned": not before.allowed})
-    else:
-        was = "is no longer banned" if not before.allowed else "was not banned; its strikes are forgotten"
-        console().print(plain(f"{digest(text)} {was}."))
-        console().print(plain("The budgets of its rules stay as they are: reset gives them back.", "dim"))
+    facts = {"ban": found.name, "identity": digest(text), "was_banned": not before.allowed}
+    was = "is no longer banned" if not before.allowed else "was not banned; its strikes are forgotten"
+    more = plain("The budgets of its rules stay as they are: reset gives them back.", "dim")
+    shell.tell(facts, f"{digest(text)} {was}.", more)
 
 
 @click.command()
-@option_app
-@as_json
-def bans(app: str | None, *, as_json: bool) -> None:
+@operated()
+def bans(shell: Shell) -> None:
     """List who is banned, as digests, and for how long."""
     found: list[tuple[str, str, float]] = []
     foreign = 0
-    with opened(load_app(app)) as limiters:
+    with opened(shell.application) as limiters:
         for budgets in limiters:
             named = {each.terms.rule_id: each for each in budgets.bans.values()}
             with scanning("scanning keys") as seen:
@@ -112,16 +94,10 @@ def bans(app: str | None, *, as_json: bool) -> None:
                 if outcome is not None and not outcome.allowed:
                     found.append((named[rule_id].name, who, (outcome.retry_after or 0) / MICROSECOND))
     found.sort(key=lambda each: (each[0], -each[2], each[1]))
-    if as_json:
-        rows = [dict(zip(("ban", "identity", "seconds"), each, strict=True)) for each in found]
-        print_json({"bans": rows, "foreign": foreign})
-        return
-    shown = Listing("Ban", "Identity", "Ends in")
-    for which, who, left in found:
-        shown.add_row(which, who, span(left))
-    console().print(shown if found else "Nobody is banned.")
-    if foreign:
-        console().print(plain(foreign_keys(foreign), "dim"))
+    shown = Listing([(which, who, span(left)) for which, who, left in found], "Ban", "Identity", "Ends in")
+    rows = [dict(zip(("ban", "identity", "seconds"), each, strict=True)) for each in found]
+    skipped = [plain(foreign_keys(foreign), "dim")] if foreign else []
+    shell.tell({"bans": rows, "foreign": foreign}, shown if found else "Nobody is banned.", *skipped)
 
 
 def _chosen(limiters: list[Budgets], which: str | None) -> tuple[Budgets, Ban]:

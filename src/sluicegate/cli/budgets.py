@@ -7,24 +7,27 @@ store that is down is an error here, and no local fallback answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from uuid import UUID
 
 import click
 
-from sluicegate.address import group, is_counted, parse_address
 from sluicegate.cli.application import Application, Limiting
 from sluicegate.cli.commands import Command
-from sluicegate.cli.output import console, plain
+from sluicegate.cli.output import Shell, console, plain, scanning
 from sluicegate.errors import ConfigurationError, StoreError, is_foreign
 from sluicegate.identity import Digested, Identity, Seal, digest
+from sluicegate.identity import identity_text as plain_text
 from sluicegate.limiter import Limiter
+from sluicegate.overrides import Action, Override, Overrides
+from sluicegate.overrides.applied import Applied, Held, terms_with
+from sluicegate.overrides.follow import mark_of
+from sluicegate.overrides.override import EVERY_RULE
 from sluicegate.plan import Check, Outcome, Plan, Terms
-from sluicegate.replay.words import key_text
+from sluicegate.replay.words import count, key_text
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec, can_be
 from sluicegate.rules.rollout import EVERYBODY, shadows
@@ -37,13 +40,11 @@ from sluicegate.web.access import AccessList
 from sluicegate.web.bound import Bound, names_of, of_method
 from sluicegate.web.charge import short_label, view_of
 from sluicegate.web.gate import AsyncGate, Gate
-from sluicegate.web.settings import Settings
 
 if TYPE_CHECKING:
     from sluicegate.stores.redis.scan import KeyPage
 
 DEADLINE: Final = 2.0  # seconds: a person waits longer than a request, and a server may be busy
-_KINDS: Final = ("user:", "ip:", "header:", "path:", "text:", "int:", "bytes:", "uuid:")
 
 
 class Known(NamedTuple):
@@ -54,6 +55,11 @@ class Known(NamedTuple):
     ban: Ban | None = None
     names: tuple[str, ...] = ()  # by which a person may mean it: that of the rule, and of one of its quotas
     tier: str | None = None  # that has these terms, if the rule has tiers
+    held: Action | None = None  # of the override that holds instead of the rule
+
+
+Of = Callable[[str, str | None], Held | None]
+"""Returns the override that holds for one identity under a rule and a tier."""
 
 
 class Blocking:
@@ -88,7 +94,7 @@ class Budgets:
 
     def identity(self, words: Iterable[str]) -> Identity:
         """Return the identity that a person typed, as the application's keys make it."""
-        return _joined([_typed(word, self.settings) for word in words])
+        return self._limiters[0].gate.typed(words)
 
     def can_be(self, key: KeySpec, words: Iterable[str]) -> bool:
         """True if a key could ever return the identity that a person typed."""
@@ -96,13 +102,34 @@ class Budgets:
         return can_be(key, self.identity(words), prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
 
     def text(self, words: Iterable[str]) -> str:
-        """Return its text."""
+        """Return its text, as the store gets it."""
         return self._limiters[0].gate.limiter.text(self.identity(words))
 
     @property
     def lists(self) -> list[AccessList]:
         """The access lists of the limiters."""
         return [listed for each in self._limiters for listed in each.settings.lists]
+
+    def overrides(self, store: object = None) -> Overrides:
+        """Return what reads and writes the overrides of the application, by another store if one is given."""
+        return Overrides(self.store if store is None else store, self._limiters[0].gate.limiter.text)
+
+    @property
+    def mark(self) -> str:
+        """The mark of the secret of this shell, as each process that follows tells its own."""
+        return mark_of(self._limiters[0].gate.limiter.text(""))
+
+    @property
+    def live(self) -> list[Override]:
+        """The overrides that have not ended; none if the application follows none of a server."""
+        if self.settings.overrides is not True or not hasattr(self.store, "read_overrides"):
+            return []
+        return [*self.overrides().list()]
+
+    @property
+    def rules(self) -> list[Rule]:
+        """All rules, each once."""
+        return [bound.rule for _, bound in self._bounds()]
 
     def sealed(self, text: str) -> str:
         """Return the text of an identity in the form that the store gets."""
@@ -122,10 +149,29 @@ class Budgets:
     @cached_property
     def known(self) -> dict[str, tuple[Known, ...]]:
         """The terms of all rules, by the id of the rule. Several tiers may share an id."""
-        found: dict[str, dict[tuple[str, int], Known]] = {}
-        for known in self._all_known():
-            found.setdefault(known.terms.rule_id, {}).setdefault((known.rule, known.terms.limit), known)
-        return {rule_id: tuple(each.values()) for rule_id, each in found.items()}
+        return _by_id(self._all_known())
+
+    def ids(self, names: set[str]) -> set[str]:
+        """Return the ids of the budgets that a person means by these names."""
+        known = [(rule_id, name) for rule_id, known in self.known.items() for each in known for name in each.names]
+        return {rule_id for rule_id, name in known if name in names}
+
+    def steered(self, words: Sequence[str], text: str) -> tuple[dict[str, tuple[Known, ...]], tuple[Override, ...]]:
+        """Return the terms with the overrides that hold for one identity, and those. No pattern is known to match a
+        digest.
+        """
+        applied = Applied(self.live, seal=self.sealed if words else None)
+        who = plain_text(self.identity(words)) if words else text
+        every = applied.of(EVERY_RULE, who, None)
+        listed = every if every is not None and every.action in ("deny", "allow") else None
+        found: dict[Override, None] = {}
+
+        def of(rule: str, tier: str | None) -> Held | None:
+            held = listed or applied.of(rule, who, tier)  # as the gate decides: what is for every rule comes first
+            found.update({} if held is None else {held.override: None})
+            return held
+
+        return _by_id(self._all_known(of)), tuple(found)
 
     @cached_property
     def computed(self) -> dict[str, str]:
@@ -200,6 +246,12 @@ class Budgets:
             if position is None:
                 return
 
+    def having(self, ids: set[str], what: str) -> Iterator[tuple[str, str]]:
+        """Yield who has a budget of these ids, and its id, behind a progress bar. A scan may yield a budget twice."""
+        with scanning(what) as seen:
+            for page in self.pages(None, seen):
+                yield from [each for each in page.budgets if each[1] in ids]
+
     def _bounds(self) -> Iterator[tuple[Gate | AsyncGate, Bound]]:
         done: set[int] = set()
         for limiting in self._limiters:
@@ -209,86 +261,47 @@ class Budgets:
                         done.add(id(bound.rule))
                         yield limiting.gate, bound
 
-    def _all_known(self) -> Iterator[Known]:
+    def _all_known(self, of: Of | None = None) -> Iterator[Known]:
         for gate, bound in self._bounds():
             rule = bound.rule
             methods = (bound.methods or METHODS) - {"HEAD"} if rule.per_method else (None,)
-            for tier, terms in _terms(rule, bound, gate.settings.algorithm):
+            for tier, terms, held in _terms(rule, bound, gate.settings.algorithm, of=of):
                 for method in sorted(methods, key=str):
                     for each in terms if method is None else of_method(terms, str(method)):
                         label, shadow = "" if tier is None else f"({tier})", "(shadow)" if each.shadow else ""
-                        name = " ".join(filter(None, (each.name, label, method, shadow)))
-                        yield Known(name, each, names=(rule.name, each.name), tier=tier)
+                        override = "" if held is None else "(override)"
+                        name = " ".join(filter(None, (each.name, label, method, shadow, override)))
+                        yield Known(name, each, names=(rule.name, each.name), tier=tier, held=held)
             if rule.ban is not None:
                 yield Known(f"ban {rule.ban.name}", rule.ban.terms, rule.ban, names=(rule.ban.name,))
 
 
-def _terms(rule: Rule, bound: Bound, algorithm: str) -> Iterator[tuple[str | None, tuple[Terms, ...]]]:
-    """Yield the terms that are known before a request, each with the tier that has them, if any: those that are
-    enforced for some identity, and those that are in shadow for some.
+def _terms(
+    rule: Rule, bound: Bound, algorithm: str, *, of: Of | None
+) -> Iterator[tuple[str | None, tuple[Terms, ...], Action | None]]:
+    """Yield the terms that are known before a request, each with the tier that has them, if any, and with the override
+    that holds instead: those that are enforced for some identity, and those that are in shadow for some.
     """
-    found: list[tuple[str | None, tuple[Terms, ...]]] = []
-    if bound.terms is not None:
-        found = [(None, bound.terms)]
-    elif isinstance(rule.quota, Tiers):
+    found: list[tuple[str | None, tuple[Terms, ...] | None]] = [(None, bound.terms)]
+    if isinstance(rule.quota, Tiers):
         tiers = rule.quota.table.items()
-        found = [(str(tier), rule.terms(algorithm, quotas)) for tier, quotas in tiers if quotas is not None]
-    for tier, terms in found:
-        if bound.share > 0:
-            yield tier, terms
-        if bound.share < EVERYBODY:
-            yield tier, shadows(terms)
+        found = [(str(tier), None if given is None else rule.terms(algorithm, given)) for tier, given in tiers]
+    for tier, written in found:
+        held, terms, share = None if of is None else of(rule.name, tier), written, bound.share
+        if held is not None:
+            terms, share = held.apply(rule, terms, share=share, make=partial(terms_with, algorithm=algorithm))
+        action = None if held is None else held.override.action
+        if terms is not None and share > 0:
+            yield tier, terms, action
+        if terms is not None and share < EVERYBODY:
+            yield tier, shadows(terms), action
 
 
-def _joined(parts: Sequence[Identity]) -> Identity:
-    return parts[0] if len(parts) == 1 else tuple(parts)
-
-
-def _typed(word: str, settings: Settings) -> Identity:
-    """Return one part of an identity that a person typed. A word of several parts is a tuple inside of a tuple.
-
-    >>> _typed("header:X-API-Key=abc", Settings()), _typed("text:team int:42", Settings())
-    (('header:x-api-key', 'abc'), ('team', 42))
-    """
-    pieces = word.split(" ")
-    if len(pieces) > 1 and all([piece.startswith(_KINDS) for piece in pieces]):
-        return _joined([_typed(piece, settings) for piece in pieces])
-    kind, colon, value = word.partition(":")
-    if colon and kind == "ip":
-        return "ip", _counted(value, settings)
-    if colon and kind == "user":
-        return "user", value
-    name, equals, part = value.partition("=")
-    if kind in ("header", "path") and name and equals:
-        return f"{kind}:{name.lower() if kind == 'header' else name}", part
-    try:
-        if colon and kind in _OWN:
-            return _OWN[kind](value)
-    except ValueError as error:
-        raise click.UsageError(f"identity {word!r}: {error}") from error
-    expected = "user:, ip:, header:Name=, path:name=, text:, int:, bytes: or uuid:"
-    raise click.UsageError(f"identity {word!r}: write it as its key gives it, with {expected}")
-
-
-def _counted(text: str, settings: Settings) -> str:
-    """Return the text under which a client with this address is counted. Raises UsageError for a network of another
-    length.
-    """
-    before, slash, bits = text.partition("/")
-    address = parse_address(before)
-    if address is None and not is_counted(text):
-        raise click.UsageError(f"identity 'ip:{text}': not an address; give one such as ip:203.0.113.7")
-    if address is None:
-        return text
-    counted, whole = group(address, settings.ipv6_prefix, settings.ipv4_prefix), str(address.max_prefixlen)
-    length = counted.partition("/")[2] or whole
-    if slash and bits not in (length, whole):
-        problem = f"clients count by their /{length}; give the address of one client"
-        raise click.UsageError(f"identity 'ip:{text}': {problem}")
-    return counted
-
-
-_OWN: Final[dict[str, Callable[[str], Identity]]] = {"text": str, "int": int, "bytes": bytes.fromhex, "uuid": UUID}
+def _by_id(found: Iterable[Known]) -> dict[str, tuple[Known, ...]]:
+    by_id: dict[str, dict[tuple[str, int], Known]] = {}
+    for known in found:
+        by_id.setdefault(known.terms.rule_id, {}).setdefault((known.rule, known.terms.limit), known)
+    return {rule_id: tuple(each.values()) for rule_id, each in by_id.items()}
 
 
 @contextmanager
@@ -324,19 +337,37 @@ def _opened(limiters: Sequence[Limiting], runner: asyncio.Runner) -> Generator[B
         yield Budgets(limiters, given if isinstance(limiting.gate.limiter, Limiter) else Blocking(given, runner))
 
 
+def forget_everyone(
+    shell: Shell, limiters: Iterable[Budgets], meant: Callable[[Budgets], set[str]], *, what: str
+) -> None:
+    """Forget the budgets of these ids of all identities, after a question: a few keys at a time, so that the server
+    goes on serving.
+    """
+    shell.confirm(f"Forget {what} of everyone?")
+    forgotten = 0
+    for budgets in limiters:
+        for who, rule_id in budgets.having(meant(budgets), "forgetting budgets"):
+            budgets.store.forget(rule_id, Digested(who))
+            forgotten += 1
+    shell.tell({"forgotten": forgotten}, f"Forgot {count(forgotten, 'budget')}.")
+
+
+def check_name(kind: str, given: str, names: Collection[str]) -> None:
+    """Raise UsageError if none has this name."""
+    if given not in names:
+        raise click.UsageError(f"no {kind} {given!r}; the {kind}s are {', '.join(sorted(names)) or 'none'}")
+
+
 def check_rule(limiters: Iterable[Budgets], rule: str) -> None:
     """Raise UsageError if no rule of these limiters has this name."""
     names = {name for budgets in limiters for known in budgets.known.values() for each in known for name in each.names}
-    names.update(*[budgets.computed.values() for budgets in limiters])
-    if rule not in names:
-        raise click.UsageError(f"no rule {rule!r}; the rules are {', '.join(sorted(names))}")
+    check_name("rule", rule, names.union(*[budgets.computed.values() for budgets in limiters]))
 
 
 def check_tier(limiters: Iterable[Budgets], tier: str) -> None:
     """Raise UsageError if no rule of these limiters has this tier."""
-    tiers = {each.tier for budgets in limiters for known in budgets.known.values() for each in known if each.tier}
-    if tier not in tiers:
-        raise click.UsageError(f"no tier {tier!r}; the tiers are {', '.join(sorted(tiers)) or 'none'}")
+    known = [each for budgets in limiters for known in budgets.known.values() for each in known]
+    check_name("tier", tier, {each.tier for each in known if each.tier})
 
 
 def mismatch(limiters: Iterable[Budgets], words: tuple[str, ...], rule: str | None = None) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 from rich.console import Console
+from rich.text import Text
 
 from sluicegate.cli.application import Application, Limiting
 from sluicegate.cli.commands import Failure, load_app, option_app
@@ -82,20 +83,20 @@ def show_limiter(application: Application, limiting: Limiting, *, out: Console) 
         if facts[option]:
             out.print(plain(f"{option}: {', '.join(facts[option])}"))
     several = any(rule["options"] for endpoint in facts["endpoints"] for rule in endpoint["rules"])
-    rows = Listing("Endpoint", "Rule", "Quota", "Key", "Algorithm", "If down", *(["Options"] if several else []))
+    rows = list[tuple[Text, ...]]()
     for endpoint in facts["endpoints"]:
         nowhere = "(no route)" if len(facts["endpoints"]) > 1 else "any request"
         place = plain(" ".join([*endpoint["methods"], endpoint["route"] or nowhere]))
         if not endpoint["rules"] and not endpoint["throttles"]:
-            rows.add_row(place, plain("no rule", "yellow"))
+            rows.append((place, plain("no rule", "yellow")))
         for rule in endpoint["rules"]:
             options = ", ".join([f"{name}: {value}" for name, value in rule["options"].items()])
             words = (rule["name"], rule["quota"], rule["key"], rule["algorithm"], rule["on_store_failure"])
-            rows.add_row(place, *map(plain, [*words, options] if several else words))
+            rows.append((place, *map(plain, [*words, options] if several else words)))
             place = plain("")
         if endpoint["throttles"]:
-            rows.add_row(place, plain(endpoint["throttles"], "yellow"))
-    out.print(rows)
+            rows.append((place, plain(endpoint["throttles"], "yellow")))
+    out.print(Listing(rows, "Endpoint", "Rule", "Quota", "Key", "Algorithm", "If down", *["Options"] * several))
 
 
 def _limiter(limiting: Limiting) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def _rule(bound: Bound, limiting: Limiting, endpoint: Endpoint) -> dict[str, Any
     held = bool(known) and all(isinstance(quota, Concurrency) for quota in known)
     return {
         "name": rule.name,
-        "quota": _quota(rule),
+        "quota": quota_of(rule),
         "key": key_text(limiting.gate.key_of(bound)),
         "algorithm": "slots" if held else rule.algorithm or settings.algorithm,
         "on_store_failure": rule.on_store_failure or settings.on_store_failure,
@@ -143,7 +144,7 @@ def _rule(bound: Bound, limiting: Limiting, endpoint: Endpoint) -> dict[str, Any
     }
 
 
-def _quota(rule: Rule) -> str:
+def quota_of(rule: Rule) -> str:
     """Return the quotas of a rule as text; for a function, its name."""
     quota: Any = rule.quota
     if isinstance(quota, Tiers):

@@ -30,15 +30,17 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 COMMANDS: Final = {
     "check": "sluicegate.cli.check",
-    "show": "sluicegate.cli.show",
-    "reset": "sluicegate.cli.show",
-    "bans": "sluicegate.cli.bans",
-    "ban": "sluicegate.cli.bans",
-    "unban": "sluicegate.cli.bans",
+    **dict.fromkeys(("show", "reset"), "sluicegate.cli.show"),
+    **dict.fromkeys(("bans", "ban", "unban"), "sluicegate.cli.bans"),
+    **dict.fromkeys(("override", "shadow", "off", "enforce", "deny", "allow", "history"), "sluicegate.cli.overrides"),
+    "whois": "sluicegate.cli.whois",
+    "rules": "sluicegate.cli.rules",
+    "observability": "sluicegate.cli.observability",
     "top": "sluicegate.cli.top",
     "demo": "sluicegate.cli.demo",
     "doctor": "sluicegate.cli.doctor",
     "watch": "sluicegate.cli.watch",
+    "dashboard": "sluicegate.cli.dashboard",
     "replay": "sluicegate.cli.replay",
     "suggest": "sluicegate.cli.suggest",
 }

@@ -137,12 +137,9 @@ def _stores(url: str | None, app: str | None, prefix: str) -> Iterator[Examined]
             raise ConfigurationError("store", type(store), problem="the application made it itself", expected=expected)
         stores.setdefault((store, limiting.settings.prefix), []).append(limiting)
     for (store, own), limiters in stores.items():
-        yield Examined(
-            store=open_store(store, prefix=own, deadline=PATIENCE),
-            shown=shown_url(store),
-            prefix=own,
-            deadline=min([each.settings.deadline for each in limiters]),
-        )
+        opened = open_store(store, prefix=own, deadline=PATIENCE)
+        deadline = min([each.settings.deadline for each in limiters])
+        yield Examined(store=opened, shown=shown_url(store), prefix=own, deadline=deadline)
 
 
 def _patients(examined: Examined) -> Iterator[Patient]:
@@ -334,13 +331,7 @@ def _failure(about: str, error: StoreError | ConfigurationError) -> Finding:
 
 
 def _as_json(examined: Examined, patients: Sequence[Patient]) -> dict[str, object]:
-    servers = [
-        {
-            "address": patient.address,
-            "findings": [finding._asdict() for finding in patient.findings],
-        }
-        for patient in patients
-    ]
+    servers = [{"address": each.address, "findings": [one._asdict() for one in each.findings]} for each in patients]
     return {"store": examined.shown, "prefix": examined.prefix, "servers": servers}
 
 

@@ -61,7 +61,6 @@ def _proxies(_context: click.Context, _option: click.Parameter, given: str | Non
 
 
 _OPTIONS: Final = (
-    click.argument("logs", metavar="LOG…", nargs=-1, required=True),
     click.option("--format", default="auto", metavar="FORMAT", help="The log's format, or its format string."),
     click.option("--field", "fields", multiple=True, callback=_fields, metavar="COLUMN=NAME", help="Name a field."),
     click.option("--zone", default="UTC", callback=_zone, metavar="ZONE", help="The zone of times that have none."),
@@ -78,12 +77,17 @@ _OPTIONS: Final = (
     click.option("--until", metavar="TIME", help="Leave out requests at this time and later."),
     click.option("--trusted-proxies", callback=_proxies, metavar="N|NETWORKS", help="As in the settings."),
     click.option("--trusted-header", metavar="NAME", help="As in the settings."),
-    click.option("--show-identities", is_flag=True, help="Show clients, not digests of them."),
 )
 
 
 def takes_logs(command: Command) -> Command:
     """Add the names of logs and the options about them to a command."""
+    command = click.option("--show-identities", is_flag=True, help="Show clients, not digests of them.")(command)
+    return click.argument("logs", metavar="LOG…", nargs=-1, required=True)(reads_logs(command))
+
+
+def reads_logs(command: Command) -> Command:
+    """Add the options about logs to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -93,7 +97,8 @@ def open_log(options: Options) -> tuple[Log, Options]:
     """Return the log that these options of `takes_logs` name, and the arguments common to `replay` and `suggest`."""
     from sluicegate.replay.log import Log  # here: the help needs no extra
 
-    zone, since, until, show = [options[name] for name in ("zone", "since", "until", "show_identities")]
+    zone, since, until = [options[name] for name in ("zone", "since", "until")]
+    show = options.get("show_identities", False)
     reading = {name: options[name] for name in ("format", "fields", "window", "strict")}
     log = Log(options["logs"], zone=zone, show_identities=show, **reading)
     first = None if since is None else moment(since, zone, "--since")

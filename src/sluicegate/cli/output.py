@@ -10,10 +10,11 @@ import codecs
 import json
 import math
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from io import TextIOWrapper
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
@@ -21,12 +22,14 @@ from rich.progress import Progress
 from rich.table import Column, Table
 from rich.text import Text
 
-from sluicegate.cli.commands import Command
+from sluicegate.cli.commands import Command, load_app, option_app
 from sluicegate.replay import words
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+if TYPE_CHECKING:
+    from sluicegate.cli.application import Application
 
-option_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+_yes: Final = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 class Between(click.FloatRange):
@@ -83,20 +86,13 @@ def plain(text: object, style: str = "") -> Text:
 class Listing:
     """Rows under columns. Where the terminal is too narrow for a table, a block of lines for each row.
 
-    A column without a name belongs to the one before it. A first cell that is empty is that of the row before.
+    A column without a name belongs to the one before it. A first cell that is empty is that of the row before. Cells
+    that are left out are empty, and what is no Text is shown plain.
     """
 
-    def __init__(self, *columns: str, right: tuple[str, ...] = ()) -> None:
+    def __init__(self, rows: Iterable[Iterable[object]], *columns: str, right: tuple[str, ...] = ()) -> None:
         self._columns, self._right = columns, right
-        self._rows: list[tuple[Text, ...]] = []
-
-    def add_row(self, *cells: object) -> None:
-        """Add a row. Cells that are left out are empty, and what is no Text is shown plain."""
-        self._rows.append(tuple([cell if isinstance(cell, Text) else plain(cell) for cell in cells]))
-
-    @property
-    def row_count(self) -> int:
-        return len(self._rows)
+        self._rows = [[cell if isinstance(cell, Text) else plain(cell) for cell in row] for row in rows]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         widths = [self._narrowest(place) for place in range(len(self._columns))]
@@ -157,14 +153,57 @@ def print_json(found: object) -> None:
     click.echo(json.dumps(found, indent=2))
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is written, unless it was answered on the command line."""
-    if not yes:
-        try:
-            click.confirm(str(plain(question)), abort=True, err=True)
-        except click.Abort:
-            click.echo("Nothing was changed. With --yes the command does not ask.", err=True)
-            raise click.exceptions.Exit(1) from None
+class Shell(NamedTuple):
+    """How a command was started: for which application, and how it asks and answers."""
+
+    app: str | None
+    as_json: bool
+    yes: bool
+
+    @property
+    def application(self) -> Application:
+        return load_app(self.app)
+
+    def confirm(self, question: str) -> None:
+        """Ask before something is written, unless it was answered on the command line."""
+        if not self.yes:
+            try:
+                click.confirm(str(plain(question)), abort=True, err=True)
+            except click.Abort:
+                click.echo("Nothing was changed. With --yes the command does not ask.", err=True)
+                raise click.exceptions.Exit(1) from None
+
+    def tell(self, facts: object, *shown: RenderableType) -> None:
+        """Answer: with facts for a program, and with tables and plain text for a person."""
+        if self.as_json:
+            print_json(facts)
+        else:
+            console().print(*[plain(each) if isinstance(each, str) else each for each in shown], sep="\n")
+
+
+def operated(*, changes: bool = False) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """Add --app and --json to a command, and --yes to one that changes something. It gets them as its Shell."""
+
+    def add(command: Callable[..., object]) -> Callable[..., object]:
+        @wraps(command)
+        def run(app: str | None, *, as_json: bool, yes: bool = False, **given: object) -> object:
+            return command(Shell(app, as_json, yes), **given)
+
+        run = _yes(as_json(run)) if changes else as_json(run)
+        return option_app(run)
+
+    return add
+
+
+def option_for(text: str) -> Callable[[Command], Command]:
+    """Return the option --for of a command: a length of time with a unit."""
+    return click.option("--for", "duration", metavar="TIME", callback=_with_unit, help=text)
+
+
+def _with_unit(_context: click.Context, _option: click.Parameter, given: str | None) -> str | None:
+    if given is not None and given.isdecimal():  # seconds in a file and in Python; here a person may mean hours
+        raise click.BadParameter(f'{given!r}: no unit; give words like "2 hours"')
+    return given
 
 
 def span(seconds: float) -> str:

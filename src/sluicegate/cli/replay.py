@@ -39,13 +39,7 @@ def _page(_context: click.Context, _option: click.Parameter, given: Path | None)
 @click.option("--html", "page", type=PAGE, callback=_page, metavar="FILE", help="Write the report as a web page too.")
 @as_json
 def replay(
-    *,
-    rules: tuple[str, ...],
-    files: tuple[str, ...],
-    together: bool,
-    page: Path | None,
-    as_json: bool,
-    **options: Any,
+    *, rules: tuple[str, ...], files: tuple[str, ...], together: bool, page: Path | None, as_json: bool, **options: Any
 ) -> None:
     """Say what rules would have done with past traffic: whom they refuse, where, when and for how long.
 
@@ -63,14 +57,8 @@ def replay(
         raise click.UsageError('no candidate; give --rule "5/minute by ip", or --rules limits.toml')
     log, common = open_log(options)
     with progress() as bar:
-        found = run.replay(
-            log,
-            candidates,
-            **common,
-            curves=as_json or page is not None,
-            progress=bar.read,
-            deciding=bar.decided,
-        )
+        curves = as_json or page is not None
+        found = run.replay(log, candidates, **common, curves=curves, progress=bar.read, deciding=bar.decided)
     some(found.traffic.requests, log)
     if page is not None:
         try:

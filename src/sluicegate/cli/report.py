@@ -70,14 +70,11 @@ class Report:
 
     def _candidate(self, found: Candidate) -> Iterator[RenderableType]:
         yield self._title(found.name)
-        yield from self._table(
-            ["Rule", "Quota", "Key", "On", "Refused", "Identities"],
-            [
-                [rule.name, rule.quota, rule.key, rule.applies_to or "all", rule.refused, rule.identities]
-                for rule in found.rules
-            ],
-            right=["Refused", "Identities"],
-        )
+        columns = ["Rule", "Quota", "Key", "On", "Refused", "Identities"]
+        rules = [
+            (one.name, one.quota, one.key, one.applies_to or "all", one.refused, one.identities) for one in found.rules
+        ]
+        yield from self._table(columns, rules, right=columns[-2:])
         if not found.decided:
             return
         if note := words.rollout(found):
@@ -94,61 +91,50 @@ class Report:
         if not load.logged:
             return
         top, busiest = max(load.logged), f"Busiest {words.span(load.bucket)}"
-        yield from self._table(
-            ["Load", OVER_TIME, busiest],
-            [
-                [name, _sparkline(counts, size=size, top=top), f"{words.peak(counts, load):.3g}/s"]
-                for name, counts in (("without", load.logged), ("with", load.passed))
-            ],
-            right=[busiest],
-        )
+        rows = [
+            (name, _sparkline(counts, size=size, top=top), f"{words.peak(counts, load):.3g}/s")
+            for name, counts in (("without", load.logged), ("with", load.passed))
+        ]
+        yield from self._table(["Load", OVER_TIME, busiest], rows, right=[busiest])
 
     def _refusals(self, found: Candidate) -> Iterator[RenderableType]:
-        routes = sorted(found.routes, key=lambda route: -route.refused)
-        yield from self._table(
-            ["Route", "Requests", "Refused", "", "Identities"],
-            [
-                [
-                    route.route,
-                    route.requests,
-                    route.refused,
-                    words.share(route.refused, route.requests),
-                    f"{route.refused_identities:,} of {route.identities:,}",
-                ]
-                for route in routes[:_MOST]
-                if route.refused
-            ],
-            right=["Requests", "Refused", "", "Identities"],
-        )
-        yield from self._table(
-            ["Worst moments", "For", "Requests", "Refused", "Identities"],
-            [[f"{words.moment(at)} UTC", words.span(seconds), *numbers] for at, seconds, *numbers in found.worst],
-            right=["For", "Requests", "Refused", "Identities"],
-        )
-        yield from self._table(
-            ["Most refused", "Requests", "Refused", "Blocked", "Kind", OVER_TIME],
-            [
-                [
-                    each.identity,
-                    each.requests,
-                    each.refused,
-                    words.span(each.seconds),
-                    words.KINDS[each.kind][0],
-                    _sparkline(each.refusals, size=max(12, min(40, self._width - 69)), top=0),
-                ]
-                for each in found.most_refused[:_MOST]
-            ],
-            right=["Requests", "Refused", "Blocked"],
-        )
+        numbers = ["Requests", "Refused", "", "Identities"]
+        routes = [
+            (
+                one.route,
+                one.requests,
+                one.refused,
+                words.share(one.refused, one.requests),
+                f"{one.refused_identities:,} of {one.identities:,}",
+            )
+            for one in sorted(found.routes, key=lambda route: -route.refused)[:_MOST]
+            if one.refused
+        ]
+        yield from self._table(["Route", *numbers], routes, right=numbers)
+        numbers = ["For", "Requests", "Refused", "Identities"]
+        worst = [(f"{words.moment(at)} UTC", words.span(seconds), *counts) for at, seconds, *counts in found.worst]
+        yield from self._table(["Worst moments", *numbers], worst, right=numbers)
+        numbers = ["Requests", "Refused", "Blocked"]
+        size = max(12, min(40, self._width - 69))
+        most = [
+            (
+                one.identity,
+                one.requests,
+                one.refused,
+                words.span(one.seconds),
+                words.KINDS[one.kind][0],
+                _sparkline(one.refusals, size=size, top=0),
+            )
+            for one in found.most_refused[:_MOST]
+        ]
+        yield from self._table(["Most refused", *numbers, "Kind", OVER_TIME], most, right=numbers)
 
     def _table(
-        self, columns: Sequence[str], rows: Sequence[Sequence[str | int]], *, right: Sequence[str] = ()
+        self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()
     ) -> Iterator[RenderableType]:
         if rows:
-            made = Listing(*map(self._shown, columns), right=tuple(map(self._shown, right)))
-            for row in rows:
-                made.add_row(*[self._text(f"{cell:,}" if isinstance(cell, int) else cell) for cell in row])
-            yield made
+            cells = [[self._text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row] for row in rows]
+            yield Listing(cells, *map(self._shown, columns), right=tuple(map(self._shown, right)))
             yield Text()
 
     def _title(self, text: str) -> Text:

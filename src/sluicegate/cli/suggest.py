@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from rich.text import Text
 
 from sluicegate.cli.logs import Nothing, open_log, progress, some, takes_logs, trusted
 from sluicegate.cli.output import Listing, as_json, console, plain
@@ -41,7 +42,6 @@ def _share(_context: click.Context, _option: click.Parameter, given: str) -> flo
 @click.option("--by", "key", default="ip", show_default=True, metavar="KEY", help="Whose requests are counted.")
 @click.option(
     "--share",
-    "allowed",
     default="0.1%",
     show_default=True,
     callback=_share,
@@ -49,7 +49,7 @@ def _share(_context: click.Context, _option: click.Parameter, given: str) -> flo
     help="Of people, refused at most.",
 )
 @click.option("--group", "groups", multiple=True, metavar="PATTERN", help='As "/api/*" or "POST /login".')
-@click.option("--toml", "as_toml", is_flag=True, help="Print only the rules, as TOML.")
+@click.option("--toml", is_flag=True, help="Print only the rules, as TOML.")
 @click.option(
     "--decorators",
     "framework",
@@ -58,14 +58,7 @@ def _share(_context: click.Context, _option: click.Parameter, given: str) -> flo
 )
 @as_json
 def suggest(
-    *,
-    key: str,
-    allowed: float,
-    groups: tuple[str, ...],
-    as_toml: bool,
-    framework: str | None,
-    as_json: bool,
-    **options: Any,
+    *, key: str, share: float, groups: tuple[str, ...], toml: bool, framework: str | None, as_json: bool, **options: Any
 ) -> None:
     """Propose limits from past traffic: the smallest that refuse programs and hardly any people.
 
@@ -80,23 +73,15 @@ def suggest(
 
     log, common = open_log(options)
     with progress() as bar:
-        found = suggest(
-            log,
-            groups,
-            **common,
-            key=key,
-            share=allowed,
-            options=trusted(options),
-            progress=lambda: bar.read(log),
-            counting=bar.decided,
-        )
+        common |= {"key": key, "share": share, "options": trusted(options)}
+        found = suggest(log, groups, **common, progress=lambda: bar.read(log), counting=bar.decided)
     some(found.requests + found.uncounted, log)
     pastable = any(each.quota is not None for each in found.suggestions)
     if as_json:
         click.echo(result.as_json(found), nl=False)
-    elif not pastable and (as_toml or framework is not None):
+    elif not pastable and (toml or framework is not None):
         raise Nothing("\n".join([f"no rule for {each.requests_to}: {each.verdict}" for each in found.suggestions]))
-    elif as_toml:
+    elif toml:
         click.echo(paste.as_toml(found), nl=False)
     elif framework is not None:
         click.echo(paste.as_decorators(found, framework), nl=False)
@@ -119,13 +104,13 @@ def _show(found: Suggestions, out: Console) -> None:
     for note in found.notes:
         out.print(plain(f"Note: {note}.", "dim"))
     if found.programs:
-        rows = Listing("Program", "Requests", "Why", right=("Requests",))
+        rows = list[tuple[str, ...]]()
         for program in found.programs[:_PROGRAMS]:
             name = f" as {program.agent!r}" if program.agent else ""
             asks = [f"mostly {program.path}{name}"] if program.path else []
-            rows.add_row(program.identity, f"{program.requests:,}", "; ".join([*asks, *program.reasons[:_REASONS]]))
+            rows.append((program.identity, f"{program.requests:,}", "; ".join([*asks, *program.reasons[:_REASONS]])))
         out.print()
-        out.print(rows)
+        out.print(Listing(rows, "Program", "Requests", "Why", right=("Requests",)))
         out.print(plain(_YOURS, "yellow"))
     for each in found.suggestions:
         out.print()
@@ -139,16 +124,15 @@ def _show_one(each: Suggestion, out: Console) -> None:
         programs = f"{each.program_requests:,} by {count(each.programs, 'program')}"
         by = f"{each.requests - each.program_requests:,} by {by}, {programs}"
     out.print(plain(f"{count(each.requests, 'request')}{':' if each.programs else ' by'} {by}"))
-    rows = Listing("Limit", "Exact", "Other days", *_NUMBERS[1:], right=_NUMBERS)
-    chosen = (each.quota or "").split("; ")
+    rows, chosen = list[list[Text]](), (each.quota or "").split("; ")
     for limit in each.limits:
         days = "" if limit.low is None else f"{limit.low:,} to {limit.high:,}"
         held_out = "" if limit.held_out is None else share(limit.held_out, 1)
         stopped = share(limit.stopped, 1) if each.programs else ""
         cells = (limit.quota, limit.exact, days, held_out, limit.people, stopped)
-        rows.add_row(*[plain(cell, "bold" if limit.quota in chosen else "") for cell in cells])
+        rows.append([plain(cell, "bold" if limit.quota in chosen else "") for cell in cells])
     if each.limits:
-        out.print(rows)
+        out.print(Listing(rows, "Limit", "Exact", "Other days", *_NUMBERS[1:], right=_NUMBERS))
     out.print(plain(each.verdict))
     if each.warning:
         out.print(plain(each.warning, "yellow"))

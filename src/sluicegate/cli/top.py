@@ -17,17 +17,7 @@ from rich.console import Group
 from rich.live import Live
 
 from sluicegate.cli.budgets import Budgets, Known, check_rule, opened
-from sluicegate.cli.commands import load_app, option_app
-from sluicegate.cli.output import (
-    Listing,
-    as_json,
-    console,
-    foreign_keys,
-    option_every,
-    plain,
-    print_json,
-    scanning,
-)
+from sluicegate.cli.output import Listing, Shell, console, foreign_keys, operated, option_every, plain, scanning
 from sluicegate.cli.show import describe, now_of, used_of
 from sluicegate.clock import monotonic
 from sluicegate.identity import Digested
@@ -123,29 +113,27 @@ def _rest(started: float) -> float:
 
 
 @click.command()
-@option_app
 @click.option("--limit", "most", default=20, show_default=True, type=click.IntRange(1, 1000), help="How many to show.")
 @click.option("--rule", metavar="NAME", help="Only the budgets of this rule or ban.")
 @click.option("--once", is_flag=True, help="Look once. This is also done where the output is not a terminal.")
 @option_every("The pause between two looks.")
-@as_json
-def top(app: str | None, most: int, rule: str | None, every: float, *, once: bool, as_json: bool) -> None:
+@operated()
+def top(shell: Shell, most: int, rule: str | None, *, every: float, once: bool) -> None:
     """Show who uses most of a budget and who is refused, as digests, until Ctrl-C.
 
     It shows who is refused now, because a server stores what is used and counts no refusals; only a ban counts them.
     How often a rule refuses is in `sluicegate watch`.
     """
     out = console()
-    application = load_app(app)
-    with opened(application) as limiters:
+    with opened(shell.application) as limiters:
         if rule is not None:
             check_rule(limiters, rule)
-        if once or as_json or not out.is_interactive:
+        if once or shell.as_json or not out.is_interactive:
             found = Top(most, rule)
             with scanning("scanning keys") as seen:
                 for budgets in limiters:
                     found.scan(budgets, seen)
-            print_json(_values(found)) if as_json else out.print(_table(found, 1.0))
+            shell.tell(_values(found), _table(found, 1.0))
             return
         with suppress(KeyboardInterrupt), Live(console=out, auto_refresh=False, screen=True) as live:
             now = shown = Top(most, rule)
@@ -163,10 +151,9 @@ def _draw(live: Live, found: Top, share: float) -> None:
 
 
 def _table(found: Top, share: float) -> Group:
-    rows = Listing("Rule", "Identity", "Used", "", "Now")
-    for known, who, outcome, _ in found.best:
-        facts = describe(known, outcome)
-        rows.add_row(known.rule, who, *used_of(facts), now_of(facts))
+    best = [(who, describe(known, outcome)) for known, who, outcome, _ in found.best]
+    cells = [(each["rule"], who, *used_of(each), now_of(each)) for who, each in best]
+    rows = Listing(cells, "Rule", "Identity", "Used", "", "Now")
     unknown = f", {count(found.unknown, 'budget')} of unknown quota" if found.unknown else ""
     progress = "" if share == 1 else f" ({share:.0%} scanned)"
     title = f"{count(found.scanned, 'budget')}, {found.refused:,} used up{unknown}{progress}"

@@ -227,11 +227,12 @@ def frame(found: Rates, *, rows: int | None) -> Group:
     if found.open_circuits:
         store += f"; {found.open_circuits:.0f} circuit{'' if found.open_circuits == 1 else 's'} open"
     columns = tuple([result.capitalize() for result in (*RESULTS, "cached", "no store")])
-    rows_of = Listing("Per second", *columns, right=columns)
+    cells = list[tuple[str, ...]]()
     for rule in found.rules[:rows]:
         figures = [rule.by_result[result] for result in RESULTS]
-        rows_of.add_row(plain(rule.rule), *[_figure(each) for each in (*figures, rule.cached, rule.degraded)])
-    return Group(plain(head), plain(store, "red" if found.open_circuits else ""), rows_of)
+        cells.append((rule.rule, *map(_figure, (*figures, rule.cached, rule.degraded))))
+    shown = Listing(cells, "Per second", *columns, right=columns)
+    return Group(plain(head), plain(store, "red" if found.open_circuits else ""), shown)
 
 
 def _latency(store: tuple[float, float] | None) -> str:

@@ -1,0 +1,73 @@
+"""`sluicegate rules check` and `diff`: a file of rules, before it holds."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import click
+
+from sluicegate.algorithms import DEFAULT
+from sluicegate.cli.check import quota_of
+from sluicegate.cli.output import Listing, Shell, as_json, console, operated, plain, print_json
+from sluicegate.overrides.file import Watched
+from sluicegate.replay.words import count, key_text
+from sluicegate.rules.rule import Rule
+from sluicegate.runtime.awaiting import label_of
+from sluicegate.web.settings import read_rules
+
+
+@click.group()
+def rules() -> None:
+    """A file of rules, which an application follows: rules = "limits.toml" in its settings."""
+
+
+_file = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+
+
+@rules.command()
+@_file
+@as_json
+def check(file: Path, *, as_json: bool) -> None:
+    """Say whether the rules in a file can hold, with all errors and their lines."""
+    found = _read(file, DEFAULT)
+    if as_json:
+        print_json({"rules": [{"name": rule.name, **_facts(rule)} for rule in found]})
+    else:
+        console().print(plain(f"{file}: {count(len(found), 'rule')}, nothing is wrong."))
+
+
+@rules.command()
+@_file
+@operated()
+def diff(shell: Shell, file: Path) -> None:
+    """Show what would change if the application had the rules of this file."""
+    changes: list[tuple[str, ...]] = []
+    for limiting in shell.application.limiters:
+        settings = limiting.settings
+        now = {rule.name: _facts(rule) for rule in settings.rules if isinstance(rule, Rule)}
+        then = {rule.name: _facts(rule) for rule in _read(file, settings.algorithm)}
+        for name in dict.fromkeys([*now, *then]):
+            before, after = now.get(name, {}), then.get(name, {})
+            what = "changed" if before and after else "added" if after else "removed"
+            pairs = [(option, before.get(option, ""), after.get(option, "")) for option in {**before, **after}]
+            changes += [(what, name, *pair) for pair in pairs if pair[1] != pair[2]]
+    facts = [dict(zip(("what", "rule", "option", "now", "then"), each, strict=True)) for each in changes]
+    rows = Listing(changes, "", "Rule", "Option", "Now", "Then")
+    shell.tell({"changes": facts}, rows if changes else "Nothing would change.")
+
+
+def _read(file: Path, algorithm: str) -> tuple[Rule, ...]:
+    """Read a file as an application does, with the same errors."""
+    return read_rules(Watched(str(file)).changed() or "", str(file), algorithm=algorithm)
+
+
+def _facts(rule: Rule) -> dict[str, str]:
+    """Return the options of a rule that are not the default, as text."""
+    found = {"quota": quota_of(rule)}
+    for option in fields(rule):
+        given = getattr(rule, option.name)
+        if option.name not in ("name", "quota") and given != option.default:
+            text = key_text(given) if option.name == "key" else label_of(given) if callable(given) else str(given)
+            found[option.name] = ", ".join(sorted(given)) if isinstance(given, frozenset) else text
+    return found
