@@ -96,6 +96,25 @@ def test_a_view_may_catch_the_refusal(make: Sites) -> None:
     assert site.left() == '"default";r=7;t=86400'
 
 
+def test_a_refusal_that_is_caught_again_and_again_has_one_name(make: Sites) -> None:
+    """In the fields, and in the events: a name for each attempt would be a series of metrics for each."""
+
+    def stubborn() -> Steps:
+        for _ in range(5):
+            with suppress(RateLimitExceeded):
+                yield ask("1/minute; 1/hour", name="own", refund_earlier=False)
+        return "done"
+
+    seen: list[str] = []
+    site = make(
+        stubborn, clock=ManualClock(), on_decision=lambda event: seen.extend(line[0] for line in event.labels()[4])
+    )
+    for _ in range(2):
+        fields = site.get().one("ratelimit")
+        assert re.findall(r'"([^"]*)"', fields or "") == ["own-minute", "own-hour"]
+    assert set(seen) == {"own-minute", "own-hour"}
+
+
 def twice() -> Steps:
     first = yield ask("5/minute", key="ip")
     second = yield ask("5/minute", key="ip")
