@@ -57,13 +57,14 @@ PARTS = {
     "redis": Part("redis:measure", Effort(5, 100, 10), Effort(40, 200, 60)),
     "asyncio": Part("tasks:measure", Effort(3, 1_000, 5), Effort(9, 4_000, 15)),  # 4
     "requests": Part("requests:measure", Effort(3, 2_000, 20), Effort(7, 5_000, 60)),  # 5
+    "overrides": Part("overrides:measure", Effort(5, 1_000, 10), Effort(25, 2_000, 40)),  # 6
     "http": Part("http:measure", Effort(6, 0, 40, turn=0.5), Effort(14, 0, 90, turn=0.5)),  # 4
     "flood": Part("http:measure_flood", Effort(4, 0, 10, turn=0.5), Effort(8, 0, 20, turn=0.5)),  # 4
     "bytes": Part("sizes:measure", Effort(1, 5_000, 30), Effort(1, 100_000, 60)),
     "import": Part("startup:measure", Effort(5, 0, 10), Effort(20, 0, 20)),
     "replay": Part("replay:measure", Effort(3, 200_000, 20), Effort(7, 1_000_000, 200)),
 }
-RACES = {"forms": 6, "memory": 4, "worst": 2, "asyncio": 4, "requests": 5, "http": 4, "flood": 4}
+RACES = {"forms": 6, "memory": 4, "worst": 2, "asyncio": 4, "requests": 5, "overrides": 6, "http": 4, "flood": 4}
 
 
 def main() -> int:

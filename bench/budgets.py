@@ -43,6 +43,9 @@ DEFAULT_KEY, DECORATOR, ASYNC_KEY = (
     f"decorator, {key}" for key in ("default key", "key function", "async key function")
 )
 TWO: Final = "two decorators, key function"
+OVERRIDES: Final = "overrides, {}"  # topics, by framework
+OF_OTHERS, WITH_ONE_OF_CALLER = "1,000 overrides of others", "1,000 overrides, one of the caller"
+NEW_CALLER, NEW_OVER_REDIS = f"{OF_OTHERS}, a new caller", f"{OF_OTHERS}, a new caller, Redis"
 LAST, NONE_OF_MANY = f"{DECORATOR}, last of 200 routes", f"{NONE}, 200 routes"
 MEMORY_STORE, REDIS_STORE, REFUSAL = f"{OURS} memory", f"{OURS} Redis", f"{OURS} refused"
 
@@ -142,6 +145,16 @@ BUDGETS: Final = (
             at_least=True,
         )
         for store in ("memory", "Redis")
+    ],
+    *[
+        Budget(
+            f"CPU added by 1,000 overrides, Starlette and Flask: {measure.removesuffix(' added')}",
+            tuple([OVERRIDES.format(framework) for framework in ("Starlette", "Flask")]),
+            measure,
+            1,
+            of=(OF_OTHERS, WITH_ONE_OF_CALLER),
+        )
+        for measure in ("p50 added", "p99 added")
     ],
     _memory(ONE_KEY, 0.85, against=MOVING),
     _memory(ONE_KEY, 1.0, of=f"{OURS} fixed-window", against=FIXED),

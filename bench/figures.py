@@ -35,6 +35,8 @@ MEASURES: Final = {
     "least": Measure("CPU added to one request, the least of all rounds", "µs", 1),
     "both": Measure("CPU of the application and of the server for one request", "µs", 1),
     "events": Measure("CPU added to one request by events or metrics", "µs", 1),
+    "p50 added": Measure("CPU added to the median request", "µs", 2),
+    "p99 added": Measure("CPU added to the request at 99 %", "µs", 2),
     "calls": Measure("function calls for one request", "", 0),
     "client": Measure("CPU of the client for one check", "µs", 2),
     "server": Measure("CPU of the server for one check", "µs", 2),

@@ -20,6 +20,7 @@ from bench.budgets import (
     ONE_KEY,
     ONE_RULE,
     OURS,
+    OVERRIDES,
     PROCESS,
     REPLAYED,
     SERVERS,
@@ -132,6 +133,16 @@ GRIDS: Final = (
         "events",
         "CPU that events and metrics add to one request without a server, µs",
         tuple(Column(framework, f"request, {framework}", "events") for framework in ("pure ASGI", "Starlette")),
+        chief=None,
+    ),
+    Grid(
+        "overrides",
+        "CPU that overrides add to one request, decorator with key function, memory, µs",
+        tuple(
+            Column(f"{framework}, {measure.removesuffix(' added')}", OVERRIDES.format(framework), measure)
+            for framework in ("Starlette", "Flask")
+            for measure in ("p50 added", "p99 added")
+        ),
         chief=None,
     ),
     Grid(
