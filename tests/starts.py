@@ -131,7 +131,7 @@ def throttles(module: str) -> Callable[[str], None]:
 
 
 MODULES = (
-    *("starlette", "fastapi", "flask", "django", "cli.demo"),
+    *("starlette", "fastapi", "flask", "django", "cli.demo", "dashboard"),
     *("stores.redis", "stores.redis.cell", "stores.embedded", "testing"),
 )
 OPENS = (  # these open the store

@@ -85,7 +85,9 @@ def test_wrong_options_are_errors_in_every_way_to_make_a_rule(options: Any, erro
 
 
 def test_in_mappings_they_may_be_dotted_names() -> None:
-    (rule,) = Settings(rules=[{"name": "a", "quota": "1/s", "charge_when": "sluicegate.testing.charges.wrong"}]).rules
+    (rule,) = list(
+        Settings(rules=[{"name": "a", "quota": "1/s", "charge_when": "sluicegate.testing.charges.wrong"}]).rules
+    )
     assert isinstance(rule, Rule)
     assert rule.charge_when is wrong
     with pytest.raises(SettingsError, match="cannot be imported"):

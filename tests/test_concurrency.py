@@ -123,7 +123,7 @@ def test_a_cost_that_never_fits_is_refused() -> None:
 def test_settings_take_it_as_a_rule_and_not_as_a_default_limit(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('[sluicegate]\n[[sluicegate.rules]]\nname = "in-flight"\nquota = "10 at once for 5 minutes"\n')
-    [rule] = Settings.from_toml(file).rules
+    [rule] = list(Settings.from_toml(file).rules)
     assert isinstance(rule, Rule)
     assert rule.quota == Concurrency(10, lease=300)
     for wrong in ("10 at once", Concurrency(10)):

@@ -42,19 +42,26 @@ from sluicegate import Limiter, ManualClock, SluicegateError
 from sluicegate.algorithms import ALGORITHMS, AlgorithmName
 from sluicegate.cli.commands import COMMANDS as OURS
 from sluicegate.cli.commands import sluicegate as command_line
+from sluicegate.dashboard import Dashboard
 from sluicegate.django.users import MISSES
+from sluicegate.identity import digest, identity_text
+from sluicegate.overrides.file import overrides_in
+from sluicegate.overrides.follow import Following, processes
 from sluicegate.plan import FAILURE_POLICIES
 from sluicegate.quota import _UNITS
 from sluicegate.rules.rule import Rule
+from sluicegate.rules.typed import typed_identity
 from sluicegate.stores import SCHEMES
 from sluicegate.testing import plugin
 from sluicegate.web.http import DIALECTS
 from sluicegate.web.marks import make_mark
 from sluicegate.web.settings import Settings
+from tests.adapters.wsgi_client import WsgiClient
 from tests.servers import Server
 
 PACKAGE = ROOT / "src" / "sluicegate"
 LINES = 250
+LOOKED_UP = {"commands.md": 300, "errors.md": 300}  # by the name of a command or a code: nobody reads them from the top
 SHOWN = 80
 SHORT = 30
 MISTAKES = """
@@ -255,9 +262,14 @@ def test_no_code_in_a_table_is_broken(page: Path) -> None:
 
 @pytest.mark.parametrize("block", every("toml"))
 def test_toml_blocks_are_settings(block: Block, tmp_path: Path) -> None:
+    """Or a file of overrides or of rules, which an application follows."""
     path = tmp_path / "shop.toml"
     path.write_text(block.text, "utf-8")
-    assert Settings.from_toml(path).rules
+    found = tomllib.loads(block.text)
+    if "overrides" in found:
+        assert overrides_in(block.text, str(path), lambda word: Limiter().text(typed_identity([word])))
+    else:
+        assert (Settings(rules=str(path)) if "rules" in found else Settings.from_toml(path)).rules
 
 
 @pytest.mark.parametrize("block", every("json"))
@@ -292,7 +304,7 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_no_page_is_long(page: Path) -> None:
-    assert without_code(page).count("\n") <= LINES
+    assert without_code(page).count("\n") <= LOOKED_UP.get(page.name, LINES)
 
 
 def without_code(page: Path) -> str:
@@ -342,7 +354,7 @@ INNER = {"checks", "binding"}  # of a decision: what adapters read
 TABLES = {  # where → what must stand there, no less and no more
     ("choosing.md", "The guarantee"): set(ALGORITHMS),
     ("settings.md", "Settings"): {
-        option.name for option in fields(Settings) if option.init and option.name != "source"
+        option.name for option in fields(Settings) if option.init and option.name not in ("source", "rules_file")
     },
     ("settings.md", "Rules"): {option.name for option in fields(Rule)},
     ("settings.md", "The decorator"): {"override_defaults"},
@@ -433,7 +445,9 @@ def all_modules() -> list[str]:
     """Every module of sluicegate; the exams by way of their package, which has pytest rewrite their asserts."""
     for name in sluicegate.testing.__all__:
         getattr(sluicegate.testing, name)
-    return [found.name for found in pkgutil.walk_packages(sluicegate.__path__, "sluicegate.")]
+    found = [each.name for each in pkgutil.walk_packages(sluicegate.__path__, "sluicegate.")]
+    # Django imports these only if they are installed, and they have no examples.
+    return [name for name in found if not name.startswith("sluicegate.django.admin.")]
 
 
 @pytest.mark.parametrize("name", all_modules())
@@ -453,13 +467,16 @@ def test_the_picture_is_what_the_algorithms_do() -> None:
 
 def test_the_permissions_that_redis_md_grants_are_enough_and_no_more(server: Server) -> None:
     (command,) = re.findall(r"^ACL SETUSER .+$", written(DOCS / "redis.md"), re.MULTILINE)
-    lua = "".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.lua"))
+    scripts = [*PACKAGE.rglob("*.lua"), PACKAGE / "stores" / "redis" / "operations.py"]  # here those of overrides
+    lua = "".join(path.read_text("utf-8") for path in scripts)
     called = {name.lower() for name in re.findall(r"\bcall\('(\w+)'", lua)}
-    assert set(re.findall(r" \+(\w+)", command)) == called | {"eval", "evalsha"}
+    assert set(re.findall(r" \+(\w+)", command)) == called | {"eval", "evalsha", "unlink", "getrange"}
     with redis.Redis(port=server.port) as admin:
         admin.execute_command(*shlex.split(command))
         try:
-            use_every_algorithm(server.url.replace("://", "://sluicegate:secret@"))
+            use_every_algorithm(url := server.url.replace("://", "://sluicegate:secret@"))
+            use_the_overrides(url)
+            use_the_dashboard(url)
         finally:
             admin.execute_command("ACL", "DELUSER", "sluicegate")
 
@@ -475,6 +492,28 @@ def use_every_algorithm(url: str) -> None:
                         clock.advance(17)
                 assert limiter.peek("3/minute", "alice", action="acl", algorithm=algorithm, cost=0)
                 limiter.reset("3/minute", "alice", action="acl", algorithm=algorithm)
+
+
+def use_the_overrides(url: str) -> None:
+    with Limiter(url, prefix="sg:docs") as limiter:
+        made = limiter.overrides.set("acl", "5/minute", by="docs")
+        assert limiter.overrides.list() == (made,)
+        assert limiter.opened.read_overrides(limiter.opened.read_overrides(b"")[:64]) is None
+        limiter.overrides.undo()
+        assert len(limiter.overrides.history()) == 2
+        limiter.opened.add_counts(Following().introduction(""))
+        assert len(processes(limiter.opened)) == 1
+
+
+def use_the_dashboard(url: str) -> None:
+    """All that it asks, but for the list of bans."""
+    dashboard = Dashboard(url, prefix="sg:docs", authorize=lambda environ: True)
+    with Limiter(url, prefix="sg:docs", on_decision=dashboard.note) as limiter:
+        limiter.hit("3/minute", "alice", action="acl")
+        dashboard.note.send()
+    for page in ("/", "/events", f"/identity?who={digest(identity_text('alice'))}"):
+        assert WsgiClient(dashboard.wsgi).request("GET", page).status == 200
+    dashboard.close()
 
 
 def test_the_key_that_redis_md_shows_is_a_real_one(server: Server) -> None:

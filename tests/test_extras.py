@@ -24,7 +24,7 @@ from tests.starts import OPENS, STARTS
 STARTS_FILE = Path(__file__).parent / "starts.py"
 SERVER = "redis://127.0.0.1:1"  # no server listens there, and no start connects to it
 FRAMEWORKS = ("starlette", "fastapi", "flask", "django", "cli")
-EXTRAS = ("redis", "embedded", "drf", "ninja", *FRAMEWORKS)
+EXTRAS = ("redis", "embedded", "drf", "ninja", "dashboard", *FRAMEWORKS)
 
 # What each start needs. The others need nothing but sluicegate.
 NEEDS = {
@@ -43,6 +43,7 @@ NEEDS = {
     "import drf": "drf",
     "import ninja": "ninja",
     "import cli.demo": "cli",
+    "import dashboard": "dashboard",
     "import stores.redis": "redis",
     "import stores.redis.cell": "redis",
 }
@@ -150,6 +151,7 @@ VITAL = {
     "django": {"django", "asgiref"},
     "drf": {"django", "asgiref", "djangorestframework"},
     "ninja": {"django", "asgiref", "django-ninja", "pydantic"},
+    "dashboard": {"jinja2", "markupsafe"},
     "cli": {"click", "rich", "uvicorn", "starlette", "h11", "anyio"},
 }
 

@@ -419,7 +419,7 @@ def test_no_repr_shows_it(kind: str) -> None:
         AsyncLimiter(url, secret=SECRET, algorithm="gcra"),
     ]
     things = [settings, *limiters, *[limiter.store for limiter in limiters], *[vars(limiter) for limiter in limiters]]
-    servers = [vars(limiter._opened) for limiter in limiters]
+    servers = [vars(limiter.opened) for limiter in limiters]
     assert not find_hidden(
         shown([*things, *servers, sluicegate.wsgi.RateLimitMiddleware(page, settings=settings).gate])
     )

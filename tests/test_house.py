@@ -34,7 +34,7 @@ ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
     {"values": VALUES},
     {"algorithms": ("algorithms", "algorithms.*")},
     {"stores": ("stores", "stores.*"), "rules": ("rules", "rules.*")},
-    {"events": ("observe.events",)},
+    {"events": ("observe.events",), "overrides": ("overrides", "overrides.*")},
     {"limiter": ("limiter", "reservation")},
     {"web": ("web", "web.*")},
     {"names": ("",), "asgi": ("asgi",), "wsgi": ("wsgi",), "django": ("django", "django.*", "!django.management*")},
@@ -50,6 +50,7 @@ ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
         "observe": ("observe", *[f"observe.{n}" for n in ("measures", "opentelemetry", "prometheus", "refusal_log")]),
     },
     {"replay": ("replay", "replay.*")},
+    {"dashboard": ("dashboard", "dashboard.*")},
     {"cli": ("cli", "cli.*", "__main__", "django.management*")},
 )
 # What a part may not import, although it is in a row above.
@@ -85,6 +86,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "asgiref": ("django", "django.*"),
     "rest_framework": ("drf",),
     "anyio": ("starlette.*",),
+    "jinja2": ("dashboard",),
     "click": CLI,
     "rich": CLI,
     "uvicorn": CLI,
@@ -140,7 +142,6 @@ MANY_ARGUMENTS = {
     "join": "os.path.join takes the parts",
     "run": "anyio.from_thread.run takes the function and its arguments",
     "Listing": "a table takes the names of its columns",
-    "add_row": "rich takes the cells of a row",
     "select": "select.select takes three lists and a timeout",
 }
 # Functions of other packages that take any value by position, which may be a boolean.

@@ -342,8 +342,8 @@ def test_with_a_secret_no_key_is_the_digest_of_an_identity(valkey: Server) -> No
         assert WsgiClient(web).request("GET", "/", peer=value).status == 200
         web.close()
         keys = list(connection.scan_iter(f"{prefix}:*"))
-        assert len(keys) == 4
-        named = {key.partition("{")[2].partition("}")[0] for key in keys}
+        named = {key.partition("{")[2].partition("}")[0] for key in keys} - {"overrides"}  # of the processes' names
+        assert len(keys) == 5
         for plain in (text, identity_text(value), value):
             assert digest(plain) not in named
         assert named == {digest(Seal(SECRET).text(each)) for each in (text, identity_text(value))}

@@ -62,7 +62,7 @@ class Pattern(NamedTuple):
 
     source: str
     methods: tuple[str, ...]
-    samples: tuple[str, ...] = ()  # of a pattern that the source does not say
+    samples: tuple[str | re.Pattern[str], ...] = ()  # where the source does not say it; a text is for `fnmatch`
 
 
 PATHS: Final = (
@@ -76,6 +76,13 @@ PATTERNS: Final = {
     "address:TOKEN": Pattern(OPERATOR, ("fullmatch",)),
     "address:_PAIR": Pattern("one element of a client's Forwarded", ("match",)),
     "address:_BACKWARDS": Pattern("a client's Forwarded", ("match",)),
+    "overrides.file:tables": Pattern(OPERATOR, ("match",), (re.compile(r"[ \t]*\[\[[ \t]*rules[ \t]*\]\]"),)),
+    "overrides.override:_DIGEST": Pattern(OPERATOR, ("fullmatch",)),
+    "overrides.override:_PATTERN": Pattern(OPERATOR, ("fullmatch",)),
+    "overrides.override:_HEAD": Pattern(OPERATOR, ("fullmatch",)),
+    "overrides.override:pattern_of": Pattern(
+        "the text of an identity", ("fullmatch",), ("t5:suser[0-9]+:stest-.*", "s.*@example\\.com", "sa.*a")
+    ),
     "concurrency:Concurrency.is_meant": Pattern(QUOTA, ("search",)),
     "concurrency:Concurrency.parse": Pattern(QUOTA, ("fullmatch",)),
     "starlette.routes:_NAMED_GROUP": Pattern(OPERATOR, ("subn",)),
@@ -87,6 +94,9 @@ PATTERNS: Final = {
     "web.http:_SINGLE": Pattern(ANSWER, ("match",)),
     "web.http:_DELAY": Pattern(ANSWER, ("fullmatch",)),
     "web.http:_DATE": Pattern(ANSWER, ("fullmatch",)),
+    "dashboard:Dashboard._bans": Pattern("what an operator has in a query", ("fullmatch",)),
+    "dashboard.doors:_LOCAL": Pattern("a client's Host", ("fullmatch",)),
+    "overrides.override:_CONTROL": Pattern("what an operator types", ("search",)),
     "web.http:_weight": Pattern("a client's Accept", ("fullmatch",)),
     "observe.refusal_log:_WORD": Pattern("an identity", ("fullmatch",)),
     "replay.suggest:_LOGIN": Pattern("a route of a log", ("search",)),
@@ -276,6 +286,8 @@ ASIDE: Final = {
     "address:Trust.*": "the networks of the operator's proxies",
     "address:check_prefixes": "two settings",
     "identity:encoder": "the lengths of a short text, once for each key",
+    "overrides.*": "what an operator has set, which is bounded",
+    "rules.typed:*": OPERATOR,
     "observe.events:*": "the checks of one decision, and the fields of an event",
     "asgi:health*": "the two fields of an answer",
     "observe.status:*": "the circuits of one store, and a hundred round trips",
@@ -312,6 +324,12 @@ ASIDE: Final = {
     "starlette.middleware:RateLimitMiddleware.own_answer": "nothing: it calls another function with its name",
     "django.responses:*": "the checks of one decision, and the fields of one answer",
     "django.overview:*": "the routes of the project, for commands",
+    # The page's forms have 64 kB at most, a query and a Cookie what the server lets in. Only `Guard.cookie` reads the
+    # text of somebody who was not granted, and it has a row in LOOPS.
+    "dashboard:*": "what an operator looks at or types; a form has 64 kB at most",
+    "dashboard.counts:*": "the checks of one decision, and what is counted, which is bounded",
+    "dashboard.doors:*": "the four fields of a proxy, and the parts of a request's body, 64 kB at most",
+    "django.admin.*": OPERATOR,
     "django.checks:*": "the project's settings, at its start",
     "django.decorators:*": "the classes and marks of one view",
     "django.lifecycle:*": "the chunks of the application's own answer, each passed on",
@@ -497,7 +515,8 @@ def expressions(row: str) -> Iterator[tuple[str, int]]:
     if PATTERNS[row].samples:
         from fnmatch import translate
 
-        yield from ((translate(sample), 0) for sample in PATTERNS[row].samples)
+        for sample in PATTERNS[row].samples:
+            yield (translate(sample), 0) if isinstance(sample, str) else (sample.pattern, sample.flags)
         return
     (source,) = [module for module in RUNNING if module.name == home]
     for found in patterns_in(source):
