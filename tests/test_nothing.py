@@ -127,6 +127,7 @@ RULE: list[Row] = [
     ({"charge_when": by_team, "refund_when": by_team}, RuleError, "given beside refund_when"),
     ({"ban": "1 hour"}, RuleError, "not a Ban"),
     ({"per_method": 1}, RuleError, "neither True nor False"),
+    ({"once_per": ""}, RuleError, "not the name of a header"),
     ({"error_message": " "}, RuleError, "not a text"),
     ({"on_denied": "slow down"}, RuleError, "not a function"),
 ]  # fmt: skip

@@ -258,14 +258,15 @@ def test_rules_from_mappings_have_every_option_of_a_rule() -> None:
         "path": "/api/*",
         "route": ["write"],
         "when": by_team,
-        "count_denied": True,
+        "count_denied": False,  # not beside once_per, as ban
         "on_store_failure": "deny",
-        "ban": Ban(after=3, within=60, duration=60),
+        "ban": None,
         "mode": "enforce",
         "enforce_percent": 12.5,
         "charge_when": by_team,
         "refund_when": None,  # its opposite
         "per_method": True,
+        "once_per": "header:Idempotency-Key",
         "error_message": "Slow down.",
         "on_denied": slow,
     }

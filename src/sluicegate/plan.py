@@ -57,6 +57,8 @@ class Terms(NamedTuple):
     refund_when: Callable[..., bool] | None = None  # says whether a response refunds the charge
     held: bool = False  # the charge is refunded when the response has ended
     ban: Terms | None = None  # the ban that a refusal counts towards
+    once: Terms | None = None  # the record of keys whose requests are charged once: see `sluicegate.rules.once`
+    per: str | None = None  # of a record: the header that has the key
     message: str | None = None  # the text of a refusal, instead of the usual one
     on_denied: Callable[..., Any] | None = None  # the function that makes the response to a refusal
 

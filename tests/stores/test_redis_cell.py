@@ -500,6 +500,7 @@ REFUSED: list[tuple[dict[str, Any], type[ConfigurationError], str]] = [
     ({"algorithm": "sliding-window"}, AlgorithmError, 'use "gcra"'),
     ({"algorithm": "fixed-window"}, AlgorithmError, 'use "gcra"'),
     ({"count_denied": True}, RuleError, "leave it out"),
+    ({"once_per": "header:Idempotency-Key"}, RuleError, "leave it out"),
     ({"quota": "5 at once", "algorithm": None}, RuleError, "keep it in a redis:// or memory:// store"),
     ({"quota": "30000/second"}, AlgorithmError, "1 % slower"),
     ({"quota": "3/microsecond"}, AlgorithmError, "1 % slower"),
@@ -527,7 +528,8 @@ def test_an_application_does_not_start_with_such_a_rule(
     rule = Rule(**{"name": "login", "quota": "5/minute", "algorithm": "gcra", **options})
     with pytest.raises(error, match=words):
         kind(Settings(store="redis+cell://localhost", rules=[rule]))
-    marked = make_mark(rule.quota, algorithm=rule.algorithm, count_denied=rule.count_denied)
+    given = {option: getattr(rule, option) for option in ("algorithm", "count_denied", "once_per")}
+    marked = make_mark(rule.quota, **given)
     gate = kind(Settings(store="redis+cell://localhost", default_limits=["5/minute"], algorithm="gcra"))
     with pytest.raises(error, match=words):
         gate.bind(Endpoint(view="reply", label="shop.reply", marks=(marked,)))

@@ -272,6 +272,8 @@ class Budgets:
                         override = "" if held is None else "(override)"
                         name = " ".join(filter(None, (each.name, label, method, shadow, override)))
                         yield Known(name, each, names=(rule.name, each.name), tier=tier, held=held)
+                for once in {each.once for each in terms if each.once is not None}:
+                    yield Known(once.name, once, names=(rule.name, once.name), tier=tier)
             if rule.ban is not None:
                 yield Known(f"ban {rule.ban.name}", rule.ban.terms, rule.ban, names=(rule.ban.name,))
 

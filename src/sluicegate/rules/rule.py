@@ -13,6 +13,7 @@ from sluicegate.errors import ConfigurationError, RuleError, check_flag, nearest
 from sluicegate.plan import FAILURE_POLICIES, FailurePolicy, Terms
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec, Native, validate_key
+from sluicegate.rules.once import header_of
 from sluicegate.rules.response import Response, when_to_refund
 from sluicegate.rules.rollout import Mode, share
 from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
@@ -50,9 +51,10 @@ _NOT_IN_A_PATH: Final = (  # (pattern of a mistake, problem, what to write inste
     ),
     (r".*\s", "has blanks around it", "leave them out"),
 )
-_NOT_AT_ONCE: Final = ("algorithm", "count_denied", "charge_when", "refund_when")
+_NOT_AT_ONCE: Final = ("algorithm", "count_denied", "charge_when", "refund_when", "once_per")
 """Options that have no meaning for a Concurrency."""
-_NOT_AT_NO_COST: Final = ("ban", "count_denied", "charge_when", "refund_when")  # a cost of 0 never charges or refuses
+_NOT_AT_NO_COST: Final = ("ban", "count_denied", "charge_when", "refund_when", "once_per")
+"""Options that have no meaning at a cost of 0, which charges nothing and refuses nobody."""
 
 
 @shows_half_made
@@ -80,6 +82,7 @@ class Rule:
     - `charge_when`, or its opposite `refund_when`: a function of the `sluicegate.rules.response.Response`. The
       request is charged before the view, and refunded before the response starts if the function decides so.
     - `per_method`: True gives each method a budget of its own; HEAD shares that of GET.
+    - `once_per`: "header:Idempotency-Key": the retries of a request, which have its key, are charged once.
     - `error_message`: the text of a 429 by this rule. `on_denied`: a function of (request, decision) that returns the
       response to a refusal by this rule. None means the application's setting.
     - `ban`: a Ban that blocks identities that are refused too often. Bans with the same name are one ban.
@@ -106,6 +109,7 @@ class Rule:
     charge_when: ResponseFunction | None = None
     refund_when: ResponseFunction | None = None
     per_method: bool = False
+    once_per: str | None = None
     error_message: str | None = None
     on_denied: AnswerFunction | None = None
 
@@ -135,6 +139,10 @@ class Rule:
         check_answer(self.error_message, self.on_denied)
         check_hash("on_denied", self.on_denied, error=RuleError)  # it is a key of the cache of terms
         when_to_refund(self.charge_when, self.refund_when)
+        if self.once_per is not None:
+            header_of(self.once_per)
+            for option, given in _given(self, ("ban", "count_denied")):
+                raise _error(option, given, "counts each refused retry, beside once_per", "make two rules")
         share(self.mode, self.enforce_percent)
         if self.ban is not None and not isinstance(self.ban, Ban):
             raise _error("ban", self.ban, "not a Ban", "give Ban(after=10, within=…, duration=…)")
@@ -176,6 +184,7 @@ class Rule:
                 on_store_failure=self.on_store_failure,
                 ban=None if self.ban is None else self.ban.terms,
                 refund_when=when_to_refund(self.charge_when, self.refund_when),
+                once_per=None if self.once_per is None else header_of(self.once_per),
                 message=self.error_message,
                 on_denied=self.on_denied,
             )

@@ -17,6 +17,7 @@ from sluicegate.quota import MAX_LIMIT, Quota
 QuotaSpec = Quota | Concurrency | str | Sequence[Quota]
 Quotas = tuple[Quota, ...] | Concurrency
 
+REQUESTS: Final = 100  # with one key that are charged once; the next one is charged again
 _AT_ONCE: Final = "at"  # in keys it replaces the code of the algorithm
 _PLAIN: Final = r"[A-Za-z0-9_.\-]{0,64}"
 
@@ -32,6 +33,7 @@ def make_terms(
     on_store_failure: str | None = None,
     refund_when: Callable[..., bool] | None = None,
     ban: Terms | None = None,
+    once_per: str | None = None,
     message: str | None = None,
     on_denied: Callable[..., Any] | None = None,
 ) -> tuple[Terms, ...]:
@@ -44,7 +46,7 @@ def make_terms(
         quotas, algorithm = (quotas.quota,), DEFAULT
     module = find(algorithm)
     _check_apart(quotas)
-    terms = []
+    terms: list[Terms] = []
     for quota in quotas:
         params = module.params(quota)
         code = _AT_ONCE if held else module.CODE
@@ -65,7 +67,20 @@ def make_terms(
                 on_denied=on_denied,
             )
         )
-    return tuple(terms)
+    if once_per is None:
+        return tuple(terms)
+    # In few bytes, and aligned to the first request: a fixed window.
+    longest = max(quotas, key=lambda quota: quota.period_us)
+    [record] = make_terms(
+        f"{name}-once",
+        (Quota(REQUESTS, longest.period),),
+        algorithm="fixed-window",
+        scope=f"{name if scope is None else scope}-once",
+        on_store_failure=on_store_failure,
+        refund_when=refund_when,
+    )
+    record = record._replace(shadow=True, group=record.name, per=once_per)
+    return tuple([each._replace(once=record) for each in terms])
 
 
 def read(given: object) -> Quotas:

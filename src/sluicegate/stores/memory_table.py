@@ -135,7 +135,8 @@ class MemoryTable:
         budget = self._budget_of.get((terms.rule_id, identity))
         if budget is not None and not budget.expired(now):
             return budget
-        return Entry(terms, identity) if self.has_room(now) else self._shared_budget(check, now, network)
+        # A record of a key that shared its budget would take the requests of others for retries.
+        return Entry(terms, identity) if terms.per or self.has_room(now) else self._shared_budget(check, now, network)
 
     def of(self, check: Check) -> Entry | None:
         """Return the entry that a check was charged to: the identity's own or a shared budget. None if it has none."""
@@ -155,6 +156,8 @@ class MemoryTable:
         if not isinstance(entry, SharedBudget) or entry.dropped:
             if self._make_room(now, plan) or terms.algorithm == BAN:
                 return self._add(entry if type(entry) is Entry else Entry(terms, identity), now, plan)
+            if terms.per is not None:  # without room a key is not remembered
+                return entry
             entry = self._shared_budget(check, now, network)
         self._add_user(check, entry, now)
         return entry

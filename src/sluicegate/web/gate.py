@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from fnmatch import translate
@@ -25,7 +26,7 @@ from sluicegate.overrides.applied import Applied, keep, terms_with
 from sluicegate.overrides.file import Watched, overrides_in
 from sluicegate.overrides.follow import EVERY_US, Following
 from sluicegate.overrides.override import EVERY_RULE
-from sluicegate.plan import FORBIDDEN, Check, Checks, Decision, Terms, new
+from sluicegate.plan import FORBIDDEN, Check, Checks, Decision, Network, Terms, new
 from sluicegate.rules.ban import Ban, agree, with_bans
 from sluicegate.rules.key import (
     Caller,
@@ -39,6 +40,7 @@ from sluicegate.rules.key import (
     parts_of,
     reads_user,
 )
+from sluicegate.rules.once import at_no_cost, has_records, retried, with_records
 from sluicegate.rules.rollout import EVERYBODY, picked, share
 from sluicegate.rules.rule import Rule
 from sluicegate.rules.terms import whole_cost
@@ -46,15 +48,18 @@ from sluicegate.rules.tiers import Tiers
 from sluicegate.rules.typed import typed_identity
 from sluicegate.runtime import fork
 from sluicegate.runtime.awaiting import Waiting, async_mismatch, is_async
-from sluicegate.stores import Mode, terms_of
-from sluicegate.stores.completion import apart, got, running_loop
+from sluicegate.stores import AsyncRun, Mode, Run, terms_of
+from sluicegate.stores.completion import apart, complete, got, running_loop
 from sluicegate.stores.threads import start_thread
 from sluicegate.web.access import resolve_lists
 from sluicegate.web.bound import NO_BOUNDS, Bound, Bounds, Chosen, names_of, of_method, unique, warn_of_names
+from sluicegate.web.charges import due, made, without
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name
 from sluicegate.web.marks import EXEMPT, Mark
 from sluicegate.web.settings import Settings, read_rules
 from sluicegate.web.settlement import AsyncSettlement, Settlement
+
+Undo = Callable[[Decision], Awaitable[object]] | None
 
 
 class Undecided(Exception):  # users never see it
@@ -78,6 +83,7 @@ class _Rules:
         self._network = network_key(settings.trust, prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
         self._accept = accept
         self._bans: dict[str, Ban] = {}  # by name
+        self._adds = False  # whether checks come after those of the rules: records of keys, and bans
         self._lists = settings.lists
         self._keys = Keys(settings.address, strict=settings.strict)
         self._key = self._keys.ready(settings.key)
@@ -127,6 +133,7 @@ class _Rules:
         for endpoint, done in tuple(self._endpoints.values()):
             other.bind(endpoint, done)
         self._bans, self._rules, self._named, self.may_owe = other._bans, other._rules, other._named, other.may_owe
+        self._adds = other._adds
         self._bound = other._bound  # last: a request that comes now finds all the rest
 
     def _follows(self, clock: Clock | None) -> Following | None:
@@ -251,10 +258,11 @@ class _Rules:
             self._check_sync(f"rule {rule.name!r}: {option}", function)
         self._check_answer(f"rule {rule.name!r}: on_denied", rule.on_denied)
         agree(self._bans, rule.name, rule.ban)
+        self._adds = self._adds or rule.ban is not None or rule.once_per is not None
         for known in rule.known:
             for each in rule.terms(self.settings.algorithm, known):
                 self._accept(each)
-                self.may_owe = self.may_owe or each.held or each.refund_when is not None
+                self.may_owe = self.may_owe or each.held or each.refund_when is not None or each.once is not None
         self.may_owe = self.may_owe or not rule.known
         return Bound(
             rule=rule,
@@ -334,7 +342,7 @@ class _Rules:
                 else:
                     checks.append(check)
         # Bans last: a store counts the refusals of the checks before them.
-        return with_bans(checks) if self._bans else tuple(checks)
+        return with_bans(with_records(checks, caller)) if self._adds else tuple(checks)
 
     def _listed(
         self, overrides: Applied, caller: Caller, bounds: Bounds, *, known: Known
@@ -461,7 +469,21 @@ class Gate(_Rules):
             return None
         run = self.limiter.runs[mode][terms_of(checks)]
         network = partial(self._network, caller)
+        if self.may_owe and mode == "charge" and has_records(checks):
+            return self._noted(self._once(run, checks, network), caller)
         return self.limiter.decide(run, checks, network, caller=caller, noted=mode != "peek")
+
+    def _once(self, run: Run, checks: Checks, network: Network) -> Decision:
+        """Decide checks with records of keys: a retry is charged nothing by the rules that have counted it already."""
+        decision = self.limiter.decide(run, checks, network, noted=False)
+        free = retried(decision)
+        if free and not decision.allowed:
+            return self.limiter.decide(run, at_no_cost(checks, free), network, noted=False)
+        if back := made([pair for pair in zip(decision.checks, decision.outcomes, strict=True) if pair[0] in free]):
+            with suppress(StoreError):  # else it stays charged: too much, never too little
+                self.limiter.store.refund(*due(back))
+                return without(decision, back)
+        return decision
 
     def _follow(self, following: Following) -> None:
         """Look whether the overrides have changed, in a thread. The requests after a rest wait for it: at most half of
@@ -534,12 +556,28 @@ class AsyncGate(_Rules):
             checks = await before(checks)
         if not checks:
             return None
-        run, undo = self.limiter.runs[mode][terms_of(checks)], None
-        if self.may_owe and any([check.terms.held for check in checks]):
-            undo = self.settlement().release_late
-        network = partial(self._network, caller)
+        run, undo, network = self.limiter.runs[mode][terms_of(checks)], None, partial(self._network, caller)
+        if self.may_owe:
+            if any([check.terms.held for check in checks]):
+                undo = self.settlement().release_late
+            if mode == "charge" and has_records(checks):
+                return self._noted(await self._once(run, checks, network, undo=undo), caller)
         made = self.limiter.decide(run, checks, network, caller=caller, noted=mode != "peek", undo=undo)
         return made if type(made) is Decision else await made
+
+    async def _once(self, run: AsyncRun, checks: Checks, network: Network, *, undo: Undo) -> Decision:
+        async def decided(given: Checks) -> Decision:
+            made = self.limiter.decide(run, given, network, noted=False, undo=undo)
+            return made if type(made) is Decision else await made
+
+        free = retried(decision := await decided(checks))
+        if free and not decision.allowed:
+            return await decided(at_no_cost(checks, free))
+        if back := made([pair for pair in zip(decision.checks, decision.outcomes, strict=True) if pair[0] in free]):
+            with suppress(StoreError):
+                await complete(self.limiter.store.refund(*due(back)))
+                return without(decision, back)
+        return decision
 
     async def _follow(self, following: Following) -> None:
         begins, waits = self._begins(following)

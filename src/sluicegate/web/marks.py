@@ -243,6 +243,7 @@ class RuleOptions(TypedDict, total=False):
     charge_when: ResponseFunction | None
     refund_when: ResponseFunction | None
     per_method: bool
+    once_per: str | None
     error_message: str | None
     on_denied: AnswerFunction | None
 

@@ -92,6 +92,7 @@ def _bucket(terms: Terms) -> _Bucket:
     for option, given, problem in (
         ("count_denied", terms.count_denied, "does not charge what it refuses"),
         ("ban", terms.ban and terms.ban.name, "does not count refusals"),
+        ("once_per", terms.once and terms.once.per, "cannot refund the charge of a retry"),
         ("charge_when or refund_when", terms.refund_when, "cannot refund a charge, and both options need refunds"),
     ):
         if given:

@@ -1,0 +1,94 @@
+"""Retries: the requests with one key, as in `Idempotency-Key`, are charged once.
+
+A rule with `once_per` has one check more, in shadow: the record of a key, which counts its requests. A store charges a
+check in shadow exactly when it charges the plan. So one step decides which of several retries is the first, and a
+request that is refused leaves no record. A later request with the key is a retry: the charge of it is refunded. If the
+rule refuses a retry, it is decided again without the rule, whose budget has the charge of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from sluicegate.address import TOKEN
+from sluicegate.errors import RuleError
+from sluicegate.identity import digest, joined
+from sluicegate.plan import Check, Checks, Decision
+from sluicegate.rules.key import Caller, Native
+
+_BODY: Final = ("Content-Length", "Content-Type", "Content-Digest")
+_WITH_BODY: Final = ("POST", "PUT", "PATCH", "QUERY")
+_READ: Final = ("_body", "_cached_data")  # of Django and of Flask: the body, if it was read and kept
+_FACTS: Final = ("environ", "META")
+
+
+def header_of(once_per: object) -> str:
+    """Return the name of the header. Raises RuleError for anything else than "header:Name"."""
+    kind, _, name = once_per.partition(":") if isinstance(once_per, str) else ("", "", "")
+    if kind != "header" or not TOKEN.fullmatch(name):
+        expected = 'write "header:Idempotency-Key"'
+        raise RuleError("once_per", once_per, problem="not the name of a header", expected=expected)
+    return name
+
+
+def with_records(checks: Sequence[Check], caller: Caller) -> list[Check]:
+    """Return the checks, followed by a check of the record for each rule with `once_per` whose header the request has.
+
+    A record belongs to an identity, so nobody can use the key of another one.
+    """
+    records: dict[tuple[str, str], Check] = {}
+    for terms, identity, _ in checks:
+        if terms.once is not None and (request := _request(caller, terms.once.per or "")) is not None:
+            records[terms.once.rule_id, identity] = Check(terms.once, f"{identity}~{request}", 1)
+    return [*checks, *records.values()]
+
+
+def retried(decision: Decision) -> set[Check]:
+    """Return the checks of rules that the first request with the same key was charged for; none of them if a rule
+    refuses that is not one of them.
+    """
+    found, refusing = set[Check](), set[Check]()
+    for check, outcome in zip(decision.checks, decision.outcomes, strict=True):
+        terms, identity, cost = check
+        if not outcome.allowed:
+            refusing.add(check)
+        elif terms.per is not None and outcome.retry_after == 0 and outcome.source != "policy":
+            earlier = outcome.limit - outcome.remaining - cost * decision.allowed  # a refused plan charges no record
+            of = (terms.rule_id, identity.rpartition("~")[0]) if earlier > 0 else None
+            found |= {each for each in decision.checks if each.terms.once and (each.terms.once.rule_id, each[1]) == of}
+    return found if refusing <= found else set()
+
+
+def has_records(checks: Checks) -> bool:
+    """True if one of these checks is of a record."""
+    return any([check.terms.per is not None for check in checks])
+
+
+def at_no_cost(checks: Checks, free: Collection[Check]) -> Checks:
+    """Return the checks, some of them at a cost of 0."""
+    return tuple([check._replace(cost=0) if check in free else check for check in checks])
+
+
+def _request(caller: Caller, header: str) -> str | None:
+    """Return the digest of a request with its key; None without the key, or if its body may be any.
+
+    The body itself is a part only if something has read it before: a limiter that reads it would take a stream away.
+    """
+    lines, native = caller.header(header), caller.native
+    if not any(lines):
+        return None
+    body = next((read for name in _READ if isinstance(read := getattr(native, name, None), bytes)), None)
+    described = [";".join(caller.header(name)) for name in _BODY]
+    if body is None and not described[0] and (caller.method in _WITH_BODY or caller.header("Transfer-Encoding")):
+        return None
+    read = "" if body is None else body.decode("latin-1")
+    parts = (*lines, caller.method, caller.path, _query(native), *described, read)
+    return digest(joined([digest(part) for part in parts]))
+
+
+def _query(native: Native) -> str:
+    """Return the query of a request of any framework: of ASGI and Starlette a mapping with one, of the others text."""
+    facts = native if isinstance(native, Mapping) else next((vars(native)[n] for n in _FACTS if n in vars(native)), {})
+    query = facts.get("query_string", facts.get("QUERY_STRING", ""))
+    return query.decode("latin-1") if isinstance(query, bytes) else str(query)
