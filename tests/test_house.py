@@ -27,8 +27,8 @@ PACKAGE = ROOT / "src" / "sluicegate"
 # other. One part a folder; "" is `sluicegate/__init__.py`.
 VALUES = (
     *("address", "clock", "concurrency", "errors", "identity", "other_names", "plan", "quota"),
-    # Of `observe`, the status is a plain value: each store makes its part.
-    *("runtime", "runtime.*", "observe.status"),
+    # Of `observe`, the status and the usage are plain values.
+    *("runtime", "runtime.*", "observe.status", "observe.usage"),
 )
 ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
     {"values": VALUES},

@@ -49,7 +49,13 @@ def test_settings_have_every_option_of_a_limiter_with_its_default() -> None:
 def test_a_limiter_shows_the_names_for_users(kind: Any) -> None:
     """In a shell, the completion of `limiter.` comes from here."""
     names = {"ban", "bans", "close", "hit", "hold", "is_action_allowed", "limit", "peek", "refund", "reserve", "reset"}
-    assert {name for name in dir(kind()) if name[0] != "_"} == names | {"overrides", "reset_all", "status", "unban"}
+    assert {name for name in dir(kind()) if name[0] != "_"} == names | {
+        "overrides",
+        "reset_all",
+        "status",
+        "unban",
+        "usage",
+    }
 
 
 @pytest.fixture(params=MODES)

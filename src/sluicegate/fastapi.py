@@ -21,9 +21,11 @@ from sluicegate.runtime.awaiting import check_hash
 from sluicegate.web.charge import AnyQuota, ChargedRule, run_async
 from sluicegate.web.http import PROBLEM, TYPES
 from sluicegate.web.marks import EXEMPT, LateOptions, takes_quota
+from sluicegate.web.usage import LIMIT, MAX_AGE, SCHEMA
 
 with needs("fastapi"):
     import fastapi as _fastapi  # noqa: F401  # pyright: ignore[reportUnusedImport]  (is it installed?)
+    from fastapi import APIRouter
     from fastapi.params import Depends, Security
     from starlette.requests import HTTPConnection
 
@@ -38,6 +40,7 @@ with needs("fastapi"):
         limit,
         reset_all,
         status,
+        usage,
     )
     from sluicegate.starlette.middleware import state_at
     from sluicegate.starlette.request import StarletteCaller
@@ -57,6 +60,8 @@ __all__ = [
     "limit",
     "reset_all",
     "status",
+    "usage",
+    "usage_router",
 ]
 
 
@@ -243,3 +248,18 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     }
 }
 """For `responses=` of a route, a router or the application: the 429 in OpenAPI."""
+
+
+def usage_router(*, limit: AnyQuota = LIMIT, max_age: int = MAX_AGE) -> APIRouter:
+    """Return a router with one page, `/usage`: the caller's budgets under all rules as JSON, also in OpenAPI.
+
+    The page charges none of them. It has a `limit` of its own. A browser may keep the answer for `max_age` seconds.
+
+        app.include_router(usage_router(), prefix="/me")
+    """
+    answer: dict[int | str, dict[str, Any]] = {
+        200: {"description": "What you have used.", "content": {"application/json": {"schema": SCHEMA}}}
+    }
+    router, view = APIRouter(), usage(limit=limit, max_age=max_age)
+    router.add_api_route("/usage", view, response_model=None, responses=answer | RESPONSES, name="usage")
+    return router

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from functools import lru_cache, partial
 from operator import itemgetter
@@ -28,6 +28,7 @@ from sluicegate.errors import (
     unknown_option,
 )
 from sluicegate.identity import Seal, digest, identity_text
+from sluicegate.observe.usage import Budget, usage_of
 from sluicegate.plan import (
     Check,
     Checks,
@@ -402,6 +403,17 @@ class Limiter(_Engine[Store]):
             self.store.forget(rule_id, text)
         return len(found)
 
+    def usage(self, identity: object) -> tuple[Budget, ...]:
+        """Return what an identity has used: under the limits that this limiter has decided or peeked in this process,
+        and only where something is used. Charges nothing.
+
+        >>> limiter = Limiter()
+        >>> _ = limiter.hit("5/minute", "alice", action="reply")
+        >>> [(each.rule, each.used, each.limit) for each in limiter.usage("alice")]
+        [('reply', 1, 5)]
+        """
+        return tuple([each for each in usage_of(self.run(_all_of(self.runs, self.text(identity)))) if each.used])
+
     def run(self, plan: Plan) -> Decision:
         """Decide a plan. It has no event."""
         run = self.runs[mode_of(plan)][terms_of(plan.checks)]
@@ -605,6 +617,10 @@ class AsyncLimiter(_Engine[AsyncStore]):
         for rule_id in found:
             await self.store.forget(rule_id, text)
         return len(found)
+
+    async def usage(self, identity: object) -> tuple[Budget, ...]:
+        """Return what an identity has used, as `Limiter.usage`."""
+        return tuple([each for each in usage_of(await self.run(_all_of(self.runs, self.text(identity)))) if each.used])
 
     async def run(self, plan: Plan) -> Decision:
         """Decide a plan. It has no event."""
@@ -866,6 +882,12 @@ def _charges(decision: Decision) -> tuple[Plan, tuple[Outcome, ...]]:
         expected = "give the decision that hit returned; a Reservation and a Slot give back themselves"
         raise RuleError("refund", decision, problem="not a decision", expected=expected)
     return Plan(decision.checks), decision.outcomes
+
+
+def _all_of(runs: Mapping[Mode, Runs], text: str) -> Plan:
+    """Return a plan that reads the budgets of an identity under all limits that were decided or peeked."""
+    known = {(each.rule_id, each.limit): each for of in runs.values() for terms in [*of] for each in terms}
+    return Plan(tuple([Check(each, text, 0) for each in known.values()]), charge=False)
 
 
 def _terms_of(ban: Ban) -> Terms:

@@ -57,6 +57,7 @@ class Terms(NamedTuple):
     refund_when: Callable[..., bool] | None = None  # says whether a response refunds the charge
     held: bool = False  # the charge is refunded when the response has ended
     ban: Terms | None = None  # the ban that a refusal counts towards
+    tier: str | None = None  # that has this quota, if the rule has tiers
     once: Terms | None = None  # the record of keys whose requests are charged once: see `sluicegate.rules.once`
     per: str | None = None  # of a record: the header that has the key
     message: str | None = None  # the text of a refusal, instead of the usual one

@@ -15,7 +15,8 @@ from fastapi import FastAPI
 from flask import Flask, request
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from sluicegate import ManualClock, asgi, fastapi, flask, starlette, wsgi
 from sluicegate.errors import RuleError
@@ -200,6 +201,18 @@ def test_bodies(first: dict[str, str], second: dict[str, str], *, is_free: bool)
 def test_queries(adapter: Any, second: str, expected: int) -> None:
     with adapter(rules=[{**RULE, "quota": "1/minute"}]) as client:
         assert [sent(client, "a", "alice", "GET", path) for path in ("/pay?a=1", second)] == [200, expected]
+
+
+def test_messages_of_a_websocket_are_no_retries() -> None:
+    async def echo(websocket: WebSocket) -> None:
+        await websocket.accept()
+        for _ in range(2):
+            await starlette.charge(websocket, "1/minute", once_per=ONCE)
+        raise NotImplementedError
+
+    app = Starlette(routes=[WebSocketRoute("/pay", echo)])
+    app.add_middleware(starlette.RateLimitMiddleware)
+    assert AsgiClient(app).connect("/pay", headers=[(KEY, "a")]).code == 1008
 
 
 def test_a_body_that_was_read_is_a_part_of_the_request() -> None:

@@ -24,8 +24,8 @@ from sluicegate.cli.budgets import (
 from sluicegate.cli.check import store_name
 from sluicegate.cli.output import Listing, Shell, bar, operated, plain, scanning, span
 from sluicegate.cli.overrides import facts_of, holds_of
-from sluicegate.clock import MICROSECOND
 from sluicegate.identity import digest
+from sluicegate.observe.usage import Budget
 from sluicegate.plan import Outcome
 from sluicegate.replay.words import count
 
@@ -185,6 +185,7 @@ def now_of(facts: Mapping[str, Any]) -> Text:
 
 def describe(known: Known, outcome: Outcome) -> dict[str, Any]:
     """Return one budget, for JSON. Times are in seconds. For a ban, `used` are the refusals that count towards it."""
+    budget = Budget.of(known.terms, outcome)
     banned = known.ban is not None and not outcome.allowed
     refused = outcome.remaining == 0 and known.ban is None and known.held not in ("off", "allow")
     state = "denied" if known.held == "deny" else "banned" if banned else "refused" if refused else "passes"
@@ -194,11 +195,11 @@ def describe(known: Known, outcome: Outcome) -> dict[str, Any]:
         "id": known.terms.rule_id,
         "shadow": known.terms.shadow,
         "override": known.held,
-        "kind": "ban" if known.ban is not None else "slots" if known.terms.held else "budget",
-        "limit": outcome.limit,
-        "used": outcome.limit - outcome.remaining,
-        "remaining": outcome.remaining,
+        "kind": budget.kind,
+        "limit": budget.limit,
+        "used": budget.used,
+        "remaining": budget.remaining,
         "state": state,
-        "retry_after": 0 if state in ("passes", "denied") else outcome.next_after / MICROSECOND,
-        "reset_after": outcome.reset_after / MICROSECOND,
+        "retry_after": 0 if state in ("passes", "denied") else budget.next_after,
+        "reset_after": budget.reset_after,
     }

@@ -18,6 +18,7 @@ with needs("django"):
     from sluicegate.django.request import decision
     from sluicegate.django.responses import rate_limited
     from sluicegate.django.status import areset_all, astatus, health, reset_all, status
+    from sluicegate.django.usage import usage
 
 __all__ = [
     "RateLimitMiddleware",
@@ -32,4 +33,5 @@ __all__ = [
     "rate_limited",
     "reset_all",
     "status",
+    "usage",
 ]

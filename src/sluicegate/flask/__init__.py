@@ -19,6 +19,7 @@ with needs("flask"):
     from sluicegate.flask.extension import Installation, RateLimiter, charge, decision
     from sluicegate.flask.health import health
     from sluicegate.flask.responses import Denied, RateLimited, StoreUnavailable, rate_limited
+    from sluicegate.flask.usage import usage
 
 __all__ = [
     "Denied",
@@ -32,4 +33,5 @@ __all__ = [
     "health",
     "limit",
     "rate_limited",
+    "usage",
 ]

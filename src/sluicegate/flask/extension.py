@@ -36,6 +36,7 @@ from sluicegate.flask.responses import (
 )
 from sluicegate.flask.routes import AppRoutes
 from sluicegate.observe.status import Status
+from sluicegate.observe.usage import Budget
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers
 from sluicegate.rules.response import Response as Answer
@@ -153,6 +154,18 @@ class RateLimiter:
         """
         return self._installation("reset_all").gate.reset_all(identity)
 
+    def usage(self, identity: object = None) -> tuple[Budget, ...]:
+        """Return what the client of this request has used under every rule that counts for him. Charges nothing.
+
+        Of an `identity`, as its key gives it, return what it has used under the rules that this process has decided.
+
+            limiter.usage(("user", "alice"))
+        """
+        here = self._installation("usage")
+        if identity is None:
+            return here.gate.usage(here.state(context().request))
+        return here.gate.limiter.usage(here.gate.counted(identity))
+
     def status(self) -> Status:
         """Return the status of the limiter, its store and its circuits. Charges nothing.
 
@@ -269,7 +282,7 @@ class Installation:
         state: FlaskRequestState | None = vars(native).get(self._on_request)
         if state is None or not state.is_routed:
             response = self._decide_late(native, response)
-            state = self._state(native)
+            state = self.state(native)
         state.is_answered = True
         if state.settlement is not None:
             # Before the fields: they show what a refund has left.
@@ -298,7 +311,7 @@ class Installation:
 
     def decide_late(self, native: Request, status: int) -> Response | None:
         """Return the refusal of a request that was answered with this status; None if this limiter allows it."""
-        state = self._state(native)
+        state = self.state(native)
         if state.is_routed or not self.settings.enabled:
             return None
         state.is_routed = True
@@ -307,7 +320,7 @@ class Installation:
 
     def note_error(self, app: Flask, exception: Exception) -> None:
         """Note an error without a handler. If `after` is not called for its response, `end_request` charges it."""
-        self._state(context().request)
+        self.state(context().request)
         self._await_end()
 
     def end_request(self, app: Flask, exc: BaseException | None) -> None:
@@ -330,7 +343,7 @@ class Installation:
         if own is not None:
             answer: ResponseReturnValue = app.ensure_sync(own)(error)
             return answer
-        state = self._state(native)
+        state = self.state(native)
         ours = error.decision is state.denied
         decision = state.refuse(error.decision)
         if decision.forbidden:  # the fields of the rules would not explain it
@@ -340,7 +353,7 @@ class Installation:
     def enforce_mark(self, mark: Mark, label: str) -> None:
         """Enforce the mark of a view unless it was enforced. Raises RateLimited if it refuses."""
         native = context().request
-        state = self._state(native)
+        state = self.state(native)
         if self.settings.enabled and mark not in state.enforced:
             charge = MarkCharge(self._routes.own(mark, label=label), state, label, marks=(mark,))
             try:
@@ -354,7 +367,7 @@ class Installation:
         if not self.settings.enabled:
             return unlimited()
         native = context().request
-        state = self._state(native)
+        state = self.state(native)
         return self._run(rule.charge(state, self._routes.endpoint(native.url_rule)), state)
 
     def _run(self, charge: Charge, state: FlaskRequestState) -> Charged:
@@ -363,7 +376,7 @@ class Installation:
             self._await_end()
         return charged
 
-    def _state(self, native: Request) -> FlaskRequestState:
+    def state(self, native: Request) -> FlaskRequestState:
         """Return the state of this request, made now if there is none."""
         state: FlaskRequestState | None = vars(native).get(self._on_request)
         if state is None:

@@ -333,6 +333,11 @@ def reads_user(key: object) -> bool:
     return "user" in parts_of(key)
 
 
+def reads_path(key: object) -> bool:
+    """True if a part of a key is a value of the path."""
+    return any([isinstance(part, str) and part.startswith("path:") for part in parts_of(key)])
+
+
 def _user(address: ReadyKey, *, strict: bool) -> ReadyKey:
     """Make a key that returns the signed-in user, or the address if nobody is signed in.
 

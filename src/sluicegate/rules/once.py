@@ -15,20 +15,19 @@ from sluicegate.address import TOKEN
 from sluicegate.errors import RuleError
 from sluicegate.identity import digest, joined
 from sluicegate.plan import Check, Checks, Decision
-from sluicegate.rules.key import Caller, Native
+from sluicegate.rules.key import Caller
 
 _BODY: Final = ("Content-Length", "Content-Type", "Content-Digest")
 _WITH_BODY: Final = ("POST", "PUT", "PATCH", "QUERY")
 _READ: Final = ("_body", "_cached_data")  # of Django and of Flask: the body, if it was read and kept
-_FACTS: Final = ("environ", "META")
 
 
 def header_of(once_per: object) -> str:
     """Return the name of the header. Raises RuleError for anything else than "header:Name"."""
     kind, _, name = once_per.partition(":") if isinstance(once_per, str) else ("", "", "")
     if kind != "header" or not TOKEN.fullmatch(name):
-        expected = 'write "header:Idempotency-Key"'
-        raise RuleError("once_per", once_per, problem="not the name of a header", expected=expected)
+        problem = "not the name of a header"
+        raise RuleError("once_per", once_per, problem=problem, expected='write "header:Idempotency-Key"')
     return name
 
 
@@ -60,35 +59,27 @@ def retried(decision: Decision) -> set[Check]:
     return found if refusing <= found else set()
 
 
-def has_records(checks: Checks) -> bool:
-    """True if one of these checks is of a record."""
-    return any([check.terms.per is not None for check in checks])
-
-
 def at_no_cost(checks: Checks, free: Collection[Check]) -> Checks:
     """Return the checks, some of them at a cost of 0."""
     return tuple([check._replace(cost=0) if check in free else check for check in checks])
 
 
 def _request(caller: Caller, header: str) -> str | None:
-    """Return the digest of a request with its key; None without the key, or if its body may be any.
+    """Return the digest of a request with its key; None without the key, if its body may be any, and for the messages
+    of a WebSocket, which share the key of the handshake.
 
     The body itself is a part only if something has read it before: a limiter that reads it would take a stream away.
     """
     lines, native = caller.header(header), caller.native
-    if not any(lines):
+    # Of ASGI and Starlette it is a mapping itself, of Flask it has an environ, and of Django the same as META.
+    facts = native if isinstance(native, Mapping) else vars(native).get("environ") or vars(native).get("META", {})
+    if not any(lines) or facts.get("type") == "websocket":
         return None
     body = next((read for name in _READ if isinstance(read := getattr(native, name, None), bytes)), None)
     described = [";".join(caller.header(name)) for name in _BODY]
     if body is None and not described[0] and (caller.method in _WITH_BODY or caller.header("Transfer-Encoding")):
         return None
-    read = "" if body is None else body.decode("latin-1")
-    parts = (*lines, caller.method, caller.path, _query(native), *described, read)
-    return digest(joined([digest(part) for part in parts]))
-
-
-def _query(native: Native) -> str:
-    """Return the query of a request of any framework: of ASGI and Starlette a mapping with one, of the others text."""
-    facts = native if isinstance(native, Mapping) else next((vars(native)[n] for n in _FACTS if n in vars(native)), {})
     query = facts.get("query_string", facts.get("QUERY_STRING", ""))
-    return query.decode("latin-1") if isinstance(query, bytes) else str(query)
+    parts = (*lines, caller.method, caller.path, query, *described, b"" if body is None else body)
+    texts = [part.decode("latin-1") if isinstance(part, bytes) else str(part) for part in parts]
+    return digest(joined(map(digest, texts)))

@@ -170,8 +170,10 @@ class Rule:
         """The names of the rule's terms, if its quota is not a function."""
         return tuple(terms.name for terms in self.terms("sliding-window" if self.algorithm is None else self.algorithm))
 
-    def terms(self, algorithm: str, quota: QuotaSpec | None = None) -> tuple[Terms, ...]:
-        """Return the constant part of this rule's checks, one for each quota. `algorithm` is for a rule without one."""
+    def terms(self, algorithm: str, quota: QuotaSpec | None = None, *, tier: str | None = None) -> tuple[Terms, ...]:
+        """Return the constant part of this rule's checks, one for each quota. `algorithm` is for a rule without one.
+        `tier` is the one that has the quota.
+        """
         try:
             quotas = read(self.quota if quota is None else quota)
             self._check_options_of(quotas)
@@ -184,6 +186,7 @@ class Rule:
                 on_store_failure=self.on_store_failure,
                 ban=None if self.ban is None else self.ban.terms,
                 refund_when=when_to_refund(self.charge_when, self.refund_when),
+                tier=tier,
                 once_per=None if self.once_per is None else header_of(self.once_per),
                 message=self.error_message,
                 on_denied=self.on_denied,

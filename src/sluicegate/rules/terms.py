@@ -34,6 +34,7 @@ def make_terms(
     refund_when: Callable[..., bool] | None = None,
     ban: Terms | None = None,
     once_per: str | None = None,
+    tier: str | None = None,
     message: str | None = None,
     on_denied: Callable[..., Any] | None = None,
 ) -> tuple[Terms, ...]:
@@ -63,6 +64,7 @@ def make_terms(
                 refund_when=refund_when,
                 held=held,
                 ban=ban,
+                tier=tier,
                 message=message,
                 on_denied=on_denied,
             )

@@ -13,6 +13,7 @@ with needs("starlette"):
     from sluicegate.starlette.middleware import RateLimitMiddleware, decision
     from sluicegate.starlette.responses import Refused
     from sluicegate.starlette.status import health, reset_all, status
+    from sluicegate.starlette.usage import usage
 
 __all__ = [
     "RateLimitMiddleware",
@@ -25,4 +26,5 @@ __all__ = [
     "limit",
     "reset_all",
     "status",
+    "usage",
 ]

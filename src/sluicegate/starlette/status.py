@@ -17,7 +17,7 @@ from sluicegate.web.health import FIELDS, OK, answer, check_code
 
 async def status(connection: HTTPConnection, /) -> Status:
     """Return the status of the limiter that the request has passed. Charges nothing."""
-    return await _passed(connection, "status in").limiter.status()
+    return await passed(connection, "status in").limiter.status()
 
 
 async def reset_all(connection: HTTPConnection, /, identity: object) -> int:
@@ -29,10 +29,11 @@ async def reset_all(connection: HTTPConnection, /, identity: object) -> int:
         await reset_all(request, ("user", "alice"))
         await reset_all(request, ("ip", "203.0.113.7"))
     """
-    return await _passed(connection, "reset_all in").reset_all(identity)
+    return await passed(connection, "reset_all in").reset_all(identity)
 
 
-def _passed(connection: HTTPConnection, what: str) -> AsyncGate:
+def passed(connection: HTTPConnection, what: str) -> AsyncGate:
+    """Return the gate of the limiter that a request has passed."""
     state = state_at(connection.scope, what, connection.scope.get("endpoint", connection))
     return cast("AsyncGate", state.gate)  # the middleware's: no other adapter writes into a scope
 

@@ -64,6 +64,12 @@ class EndpointRules(NamedTuple):
     chosen: tuple[Bound, ...] | None = None  # the view's own code may choose these, for each request
 
 
+def anywhere(bound: Bound) -> Bound:
+    """Return the same rule for every request, at a cost of 1: to read what it counts."""
+    rule = replace(bound.rule, methods=None, path=None, when=None, cost=1)
+    return replace(bound, rule=rule, methods=None, path=None)
+
+
 def _as_routed(path: str) -> str:
     """Return a path as routers match it: Werkzeug drops slashes at the front, Starlette a line feed at the end."""
     return "/" + path.lstrip("/").removesuffix("\n")

@@ -18,10 +18,11 @@ from threading import RLock
 from typing import Any, cast
 
 from sluicegate.clock import Clock, SystemClock
-from sluicegate.errors import ConfigurationError, RuleError, nearest, warn
+from sluicegate.errors import ConfigurationError, RuleError, StoreError, nearest, warn
 from sluicegate.identity import Identity, Seal
 from sluicegate.limiter import OPTIONS, AsyncLimiter, Limiter
 from sluicegate.observe.status import describe
+from sluicegate.observe.usage import Budget, usage_of
 from sluicegate.overrides.applied import Applied, keep, terms_with
 from sluicegate.overrides.file import Watched, overrides_in
 from sluicegate.overrides.follow import EVERY_US, Following
@@ -38,9 +39,10 @@ from sluicegate.rules.key import (
     asked,
     network_key,
     parts_of,
+    reads_path,
     reads_user,
 )
-from sluicegate.rules.once import at_no_cost, has_records, retried, with_records
+from sluicegate.rules.once import at_no_cost, retried, with_records
 from sluicegate.rules.rollout import EVERYBODY, picked, share
 from sluicegate.rules.rule import Rule
 from sluicegate.rules.terms import whole_cost
@@ -52,7 +54,7 @@ from sluicegate.stores import AsyncRun, Mode, Run, terms_of
 from sluicegate.stores.completion import apart, complete, got, running_loop
 from sluicegate.stores.threads import start_thread
 from sluicegate.web.access import resolve_lists
-from sluicegate.web.bound import NO_BOUNDS, Bound, Bounds, Chosen, names_of, of_method, unique, warn_of_names
+from sluicegate.web.bound import NO_BOUNDS, Bound, Bounds, Chosen, anywhere, names_of, of_method, unique, warn_of_names
 from sluicegate.web.charges import due, made, without
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name
 from sluicegate.web.marks import EXEMPT, Mark
@@ -104,6 +106,7 @@ class _Rules:
         self.may_owe = False  # whether any rule may refund a charge when the response is known or has ended
         self._bound: dict[Hashable, Bounds] = {}
         self._endpoints: dict[Hashable, tuple[Endpoint, frozenset[Mark]]] = {}  # to bind them to other rules
+        self._counting: tuple[object, int, Bounds] = (None, 0, NO_BOUNDS)  # the table of this size, and its rules
         self._routes: Collection[str] | None = None  # the names of the application's routes
         self.lock = RLock()  # for charges of one request in several threads
         fork.renew(self)
@@ -219,6 +222,19 @@ class _Rules:
         """True if a rule of these endpoints has the key "user"."""
         return any([reads_user(self.key_of(bound)) for endpoint in endpoints for bound in self.bind(endpoint)])
 
+    def counting(self) -> Bounds:
+        """Return every rule that may count for a caller, on any endpoint that is known, each without its conditions.
+
+        A rule whose key has a value of the path is not among them: for the page of one's own usage it has none.
+        """
+        table, size = self._bound, len(self._bound)
+        known, before, bounds = self._counting
+        if known is not table or before != size:
+            every = [*self._defaults, *self._rules, *[bound for own in [*table.values()] for bound in own]]
+            found = [anywhere(bound) for bound in dict.fromkeys(every) if not reads_path(self.key_of(bound))]
+            self._counting = table, size, (bounds := unique(found))
+        return bounds
+
     def key_of(self, bound: Bound) -> KeySpec:
         """Return the key of a rule: its own, or the one of the settings."""
         return self.settings.key if bound.rule.key is None else bound.rule.key
@@ -274,7 +290,7 @@ class _Rules:
             share=share(rule.mode, rule.enforce_percent),
         )
 
-    def _counted(self, identity: object) -> object:
+    def counted(self, identity: object) -> object:
         """Return an identity that a person wrote, as this application's keys give it."""
         settings = self.settings
         return as_keys_give(identity, prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
@@ -398,7 +414,7 @@ class _Rules:
             if isinstance(rule.quota, Tiers):
                 row = rule.quota.row(quota)
                 tier, quota = str(row), rule.quota.table[row]
-            terms = None if quota is None else rule.terms(self.settings.algorithm, quota)
+            terms = None if quota is None else rule.terms(self.settings.algorithm, quota, tier=tier)
         held = None if overrides is None else overrides.of(rule.name, plain, tier)
         if held is not None:
             if held.action == "deny":
@@ -469,7 +485,7 @@ class Gate(_Rules):
             return None
         run = self.limiter.runs[mode][terms_of(checks)]
         network = partial(self._network, caller)
-        if self.may_owe and mode == "charge" and has_records(checks):
+        if self.may_owe and mode == "charge" and any([check.terms.per for check in checks]):
             return self._noted(self._once(run, checks, network), caller)
         return self.limiter.decide(run, checks, network, caller=caller, noted=mode != "peek")
 
@@ -511,9 +527,16 @@ class Gate(_Rules):
         """Return an object that refunds and releases the charges of one request that this gate has allowed."""
         return Settlement(self.limiter.store, self._now_us)
 
+    def usage(self, caller: Caller) -> tuple[Budget, ...]:
+        """Return what a caller has used under every rule that counts for him. Charges nothing."""
+        try:
+            return usage_of(self.decide(caller, self.counting(), mode="peek"))
+        except Undecided as error:
+            return usage_of(error.decision)
+
     def reset_all(self, identity: object) -> int:
         """Forget every budget, slot and ban of an identity. Return how many budgets were forgotten."""
-        return self.limiter.reset_all(self._counted(identity))
+        return self.limiter.reset_all(self.counted(identity))
 
     def close(self) -> None:
         """Close the store that this gate opened."""
@@ -560,7 +583,7 @@ class AsyncGate(_Rules):
         if self.may_owe:
             if any([check.terms.held for check in checks]):
                 undo = self.settlement().release_late
-            if mode == "charge" and has_records(checks):
+            if mode == "charge" and any([check.terms.per for check in checks]):
                 return self._noted(await self._once(run, checks, network, undo=undo), caller)
         made = self.limiter.decide(run, checks, network, caller=caller, noted=mode != "peek", undo=undo)
         return made if type(made) is Decision else await made
@@ -600,8 +623,14 @@ class AsyncGate(_Rules):
     def settlement(self) -> AsyncSettlement:
         return AsyncSettlement(self.limiter.store, self._now_us)
 
+    async def usage(self, caller: Caller) -> tuple[Budget, ...]:
+        try:
+            return usage_of(await self.decide(caller, self.counting(), mode="peek"))
+        except Undecided as error:
+            return usage_of(error.decision)
+
     async def reset_all(self, identity: object) -> int:
-        return await self.limiter.reset_all(self._counted(identity))
+        return await self.limiter.reset_all(self.counted(identity))
 
     async def close(self) -> None:
         await self.limiter.close()
