@@ -70,14 +70,15 @@ def _request(caller: Caller, header: str) -> str | None:
 
     The body itself is a part only if something has read it before: a limiter that reads it would take a stream away.
     """
-    lines, native = caller.header(header), caller.native
-    # Of ASGI and Starlette it is a mapping itself, of Flask it has an environ, and of Django the same as META.
-    facts = native if isinstance(native, Mapping) else vars(native).get("environ") or vars(native).get("META", {})
-    if not any(lines) or facts.get("type") == "websocket":
+    if not any(lines := caller.header(header)):
         return None
+    native = caller.native
+    # Of ASGI and Starlette it is a mapping itself, of Flask it has an environ, and of Django the same as META.
+    facts = native if isinstance(native, Mapping) else getattr(native, "environ", None) or getattr(native, "META", {})
     body = next((read for name in _READ if isinstance(read := getattr(native, name, None), bytes)), None)
     described = [";".join(caller.header(name)) for name in _BODY]
-    if body is None and not described[0] and (caller.method in _WITH_BODY or caller.header("Transfer-Encoding")):
+    may_have_one = caller.method in _WITH_BODY or caller.header("Transfer-Encoding")
+    if facts.get("type") == "websocket" or (may_have_one and body is None and not described[0]):
         return None
     query = facts.get("query_string", facts.get("QUERY_STRING", ""))
     parts = (*lines, caller.method, caller.path, query, *described, b"" if body is None else body)

@@ -50,7 +50,7 @@ from sluicegate.rules.tiers import Tiers
 from sluicegate.rules.typed import typed_identity
 from sluicegate.runtime import fork
 from sluicegate.runtime.awaiting import Waiting, async_mismatch, is_async
-from sluicegate.stores import AsyncRun, Mode, Run, terms_of
+from sluicegate.stores import AsyncRun, Mode, terms_of
 from sluicegate.stores.completion import apart, complete, got, running_loop
 from sluicegate.stores.threads import start_thread
 from sluicegate.web.access import resolve_lists
@@ -483,14 +483,14 @@ class Gate(_Rules):
             checks = before(checks)
         if not checks:
             return None
-        run = self.limiter.runs[mode][terms_of(checks)]
-        network = partial(self._network, caller)
         if self.may_owe and mode == "charge" and any([check.terms.per for check in checks]):
-            return self._noted(self._once(run, checks, network), caller)
-        return self.limiter.decide(run, checks, network, caller=caller, noted=mode != "peek")
+            return self._noted(self._once(checks, partial(self._network, caller)), caller)
+        run = self.limiter.runs[mode][terms_of(checks)]
+        return self.limiter.decide(run, checks, partial(self._network, caller), caller=caller, noted=mode != "peek")
 
-    def _once(self, run: Run, checks: Checks, network: Network) -> Decision:
+    def _once(self, checks: Checks, network: Network) -> Decision:
         """Decide checks with records of keys: a retry is charged nothing by the rules that have counted it already."""
+        run = self.limiter.runs["charge"][terms_of(checks)]
         decision = self.limiter.decide(run, checks, network, noted=False)
         free = retried(decision)
         if free and not decision.allowed:
@@ -579,7 +579,8 @@ class AsyncGate(_Rules):
             checks = await before(checks)
         if not checks:
             return None
-        run, undo, network = self.limiter.runs[mode][terms_of(checks)], None, partial(self._network, caller)
+        run, undo = self.limiter.runs[mode][terms_of(checks)], None
+        network = partial(self._network, caller)
         if self.may_owe:
             if any([check.terms.held for check in checks]):
                 undo = self.settlement().release_late
