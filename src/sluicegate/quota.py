@@ -177,6 +177,8 @@ def _parse_part(part: str, text: str) -> Quota:
     def number(field: str, given: str) -> int:
         if given.startswith("-"):
             raise error(f'"{given}" is negative', "give a whole number, 1 or more")
+        if re.fullmatch("[0-9]{1,3}(_[0-9]{3})+", given):
+            given = given.replace("_", "")
         if not given.isdecimal():
             raise error(f'"{given}" is not a whole number', "give a whole number, without fraction or separator")
         if len(given) > _DIGITS:
