@@ -8,11 +8,14 @@ lease has passed.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
+from sluicegate.algorithms import KEPT
 from sluicegate.errors import RuleError
-from sluicegate.plan import Check, Decision, Outcome, Plan
+from sluicegate.plan import Check, Decision, Outcome, Plan, Terms
 from sluicegate.runtime import fork
 from sluicegate.stores import AsyncStore, Store
 
@@ -21,6 +24,43 @@ if TYPE_CHECKING:
 
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
 _Held = tuple[Store | AsyncStore, tuple[Check, ...]]
+
+
+class Correction(NamedTuple):
+    """What makes charges equal to their actual costs: what is refunded of them, and what is charged besides."""
+
+    refunds: Plan
+    outcomes: tuple[Outcome, ...]  # of the charges that are refunded
+    debts: Plan
+
+    @classmethod
+    def of(cls, costs: Iterable[tuple[Check, Outcome, int]]) -> Correction:
+        """Return the correction of these charges. With each is its actual cost."""
+        owed = [(check, outcome, actual - check.cost) for check, outcome, actual in costs]
+        back = [(check._replace(cost=-units), outcome) for check, outcome, units in owed if units < 0]
+        due = [(_owing(check.terms), check.identity, units) for check, _, units in owed if units > 0]
+        debts = [Check(terms, identity, min(units, terms.limit)) for terms, identity, units in due]
+        refunds, outcomes = [check for check, _ in back], [outcome for _, outcome in back]
+        return cls(Plan(tuple(refunds)), tuple(outcomes), Plan(tuple(debts), forced=True))
+
+    def make(self, store: Store) -> None:
+        """Make the correction."""
+        if self.debts.checks:
+            store.run(self.debts)
+        if self.refunds.checks:
+            store.refund(self.refunds, self.outcomes)
+
+    async def make_async(self, store: AsyncStore) -> None:
+        if self.debts.checks:
+            await store.run(self.debts)
+        if self.refunds.checks:
+            await store.refund(self.refunds, self.outcomes)
+
+
+@lru_cache(maxsize=1024)  # always the same object: a Run and the deny cache know terms by identity
+def _owing(terms: Terms) -> Terms:
+    """Return terms of the same budget under which a cost above the limit is charged."""
+    return terms._replace(params=KEPT[terms.algorithm].owing(terms.params))
 
 
 class _Estimate(Generic[_AnyStore]):
@@ -35,17 +75,15 @@ class _Estimate(Generic[_AnyStore]):
     def __bool__(self) -> bool:
         return self.decision.allowed
 
-    def _rest(self, actual: int) -> Plan:
-        """Return the plan of the units to refund, or to charge if `forced`. It is empty if the cost does not change."""
+    def _correction(self, actual: int) -> Correction:
+        """Return what corrects the charge to its actual cost: nothing if it was settled before."""
         if type(actual) is not int or actual < 0:
             raise RuleError("actual", actual, problem="not a whole number of units", expected="give an int, 0 or more")
         inherited = self._process != fork.generation()
         if inherited or not self.decision.allowed or not self._open.acquire(blocking=False):
-            return Plan(())
-        owed = actual - self.decision.checks[0].cost
-        units = [min(abs(owed), check.terms.limit) for check in self.decision.checks]  # at most the limit
-        checks = [check._replace(cost=cost) for check, cost in zip(self.decision.checks, units, strict=True)]
-        return Plan(tuple(checks), forced=owed > 0)
+            return Correction.of(())
+        pairs = zip(self.decision.checks, self.decision.outcomes, strict=True)
+        return Correction.of([(check, outcome, actual) for check, outcome in pairs])
 
 
 class Reservation(_Estimate[Store]):
@@ -58,14 +96,10 @@ class Reservation(_Estimate[Store]):
         """Correct the charge to the actual cost in units. Only the first call has an effect, in any thread.
 
         If the actual cost is less than the estimate, the difference is refunded to the window that was charged, unless
-        this window has passed. If the actual cost is more, the difference is charged, allowed or not, up to the limit.
-        Raises RuleError if `actual` is not a whole number, 0 or more.
+        this window has passed. If the actual cost is more, the difference is charged, allowed or not: above the limit
+        it is a debt, which later requests wait for. Raises RuleError if `actual` is not a whole number, 0 or more.
         """
-        rest = self._rest(actual)
-        if rest.forced:
-            self._store.run(rest)
-        elif rest.checks:
-            self._store.refund(rest, self.decision.outcomes)
+        self._correction(actual).make(self._store)
 
     def cancel(self) -> None:
         """Refund the whole estimate."""
@@ -79,11 +113,7 @@ class AsyncReservation(_Estimate[AsyncStore]):
         """Do the same as `Reservation.settle`. Once started, it completes even if its task is cancelled."""
         from sluicegate.stores.completion import complete
 
-        rest = self._rest(actual)
-        if rest.forced:
-            await complete(self._store.run(rest))
-        elif rest.checks:
-            await complete(self._store.refund(rest, self.decision.outcomes))
+        await complete(self._correction(actual).make_async(self._store))
 
     async def cancel(self) -> None:
         """Refund the whole estimate."""

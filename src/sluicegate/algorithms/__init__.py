@@ -8,6 +8,7 @@ clock, a lock, asyncio or a client.
     decide(state, now, cost, params, forced)  -> (Outcome, state)  the state is that after the hit if it is allowed or
                                                  `forced`, else one with the same outcomes as before
     refund(state, now, cost, params, at)      -> state  refunds a charge that was made at `at`: its outcome's `at`
+    owing(params)                             -> the highest parameters for the same state, to charge a debt with
 
 `state` is None for an identity that has none. No function changes it: a store charges a plan by keeping the states that
 `decide` returned for its checks. In Lua, `decide` is two functions, `check` and `charge`, because a script reads the
@@ -30,6 +31,9 @@ The laws, which `AlgorithmExam` in `tests/algorithms` tests:
    cost or a part of it, never more room than there would be without the charge, and nothing once the charge's
    `reset_after` has passed. It cannot know of a state that was deleted in between: then it may refund up to the cost of
    later charges.
+
+10. A cost that is spent already is charged, `forced`, with the parameters of `owing`: the state has the debt then, and
+   under the rule's own parameters nothing passes before it is paid.
 
 To add one: write the two files, and add its names below.
 """
@@ -60,6 +64,10 @@ class Algorithm(Protocol):
 
     def window_us(self, params: tuple[int, ...]) -> int:
         """Return the time until a used-up limit is full again."""
+        ...
+
+    def owing(self, params: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the highest parameters under which the same state is kept exactly."""
         ...
 
     def decide(

@@ -6,7 +6,7 @@ State: (start, used).
 
 from __future__ import annotations
 
-from sluicegate.algorithms.checks import exact, no_burst, short
+from sluicegate.algorithms.checks import MAX, exact, no_burst, short
 from sluicegate.plan import NEVER, Outcome, new
 from sluicegate.quota import Quota
 
@@ -32,6 +32,11 @@ def shape(params: tuple[int, ...]) -> str:
 def window_us(params: tuple[int, ...]) -> int:
     """Return the period itself."""
     return params[1]
+
+
+def owing(params: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the same window with the highest limit."""
+    return (MAX // 2, params[1])
 
 
 def decide(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from math import gcd
 
-from sluicegate.algorithms.checks import exact, short
+from sluicegate.algorithms.checks import MAX, exact, short
 from sluicegate.plan import NEVER, Outcome, new
-from sluicegate.quota import Quota
+from sluicegate.quota import MAX_PERIOD_US, Quota
 
 NAMES = ("gcra", "token-bucket", "leaky-bucket")
 CODE = "gc"
@@ -38,6 +38,12 @@ def window_us(params: tuple[int, ...]) -> int:
     """Return the time that a full bucket takes to empty."""
     burst, unit, leak = params
     return -(-burst * unit // leak)
+
+
+def owing(params: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the same rate with the largest burst: a debt of 50 years."""
+    _, unit, leak = params
+    return (min(MAX // unit, MAX_PERIOD_US * leak // unit) // 2, unit, leak)
 
 
 def decide(

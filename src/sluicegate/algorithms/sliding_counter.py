@@ -59,6 +59,11 @@ def _wait(live: State, room: int, window: int) -> int:
     return 2 * window - room * window // current  # later: this window is the previous one by then
 
 
+def owing(params: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the same window with the highest limit for which two windows of it are exact: at least twice the limit."""
+    return (MAX // (2 * params[1]), *params[1:])
+
+
 def decide(
     state: State | None, now: int, cost: int, params: tuple[int, ...], *, forced: bool = False
 ) -> tuple[Outcome, State | None]:

@@ -50,6 +50,11 @@ def window_us(params: tuple[int, ...]) -> int:
     return params[1]
 
 
+def owing(params: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the same window with the highest limit."""
+    return (MAX_LIMIT, params[1])
+
+
 def decide(
     state: State | None, now: int, cost: int, params: tuple[int, ...], *, forced: bool = False
 ) -> tuple[Outcome, State | None]:

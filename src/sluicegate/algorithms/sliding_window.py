@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
-from sluicegate.algorithms.checks import exact, no_burst, short
+from sluicegate.algorithms.checks import MAX, exact, no_burst, short
 from sluicegate.plan import NEVER, Outcome, new
 from sluicegate.quota import Quota
 
@@ -44,6 +44,11 @@ def shape(params: tuple[int, ...]) -> str:
 def window_us(params: tuple[int, ...]) -> int:
     """Return the period itself."""
     return params[1]
+
+
+def owing(params: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the same window with the highest limit."""
+    return (MAX // 2, params[1], max(1, params[1] // RESOLUTION))
 
 
 def decide(
