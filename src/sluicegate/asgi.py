@@ -221,6 +221,7 @@ class Exchange(RequestState):
         message = listed(message) if message["type"] in BEGINNINGS else message
         response = None if settlement.answered_once else response_of(message)
         if response is None:
+            settlement.read(message.get("body", b""))
             await settlement.going_on()
         else:  # before the fields: they show what the refund has left
             self.regain(await settlement.answered(response))
@@ -246,6 +247,17 @@ def charge(scope: Scope, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -
     return AsyncCharge(
         run_async(charge_of(ChargedRule.of("charge", quota, **options), scope, NOWHERE.endpoint), caller)
     )
+
+
+def settle(scope: Scope, /, used: int, *, unit: str | None = None) -> None:
+    """Note how many units the request has cost so far, for its rules with an `estimate`: those of this `unit`, or all.
+
+    Call it as often as you count: the last number counts, in place of `cost_after`, when the response has ended. It
+    does no I/O, and is the same in plain functions and in async ones.
+    """
+    state = state_of(scope)
+    if state is not None:
+        state.settle(used, unit)
 
 
 def charge_of(rule: ChargedRule, scope: Scope, endpoint: Endpoint) -> Charge | None:

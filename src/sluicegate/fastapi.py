@@ -39,6 +39,7 @@ with needs("fastapi"):
         health,
         limit,
         reset_all,
+        settle,
         status,
         usage,
     )
@@ -59,6 +60,7 @@ __all__ = [
     "health",
     "limit",
     "reset_all",
+    "settle",
     "status",
     "usage",
     "usage_router",

@@ -56,12 +56,19 @@ class Terms(NamedTuple):
     group: str = ""  # of a shadow rule: the name of its first quota; a group is charged as a whole or not at all
     refund_when: Callable[..., bool] | None = None  # says whether a response refunds the charge
     held: bool = False  # the charge is refunded when the response has ended
+    cost_after: Callable[..., object] | None = None  # returns the actual cost when the response has ended
+    unit: str | None = None  # what the quota counts; None means requests
     ban: Terms | None = None  # the ban that a refusal counts towards
     tier: str | None = None  # that has this quota, if the rule has tiers
     once: Terms | None = None  # the record of keys whose requests are charged once: see `sluicegate.rules.once`
     per: str | None = None  # of a record: the header that has the key
     message: str | None = None  # the text of a refusal, instead of the usual one
     on_denied: Callable[..., Any] | None = None  # the function that makes the response to a refusal
+
+    @property
+    def lasts(self) -> bool:
+        """True if the charge is settled or released when the response has ended."""
+        return self.held or self.cost_after is not None
 
     @property
     def limit(self) -> int:

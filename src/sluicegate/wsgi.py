@@ -113,10 +113,16 @@ class SyncState(RequestState):
         if isinstance(self.settlement, Settlement):
             self.regain(self.settlement.answered(response))
 
-    def going_on(self) -> None:
-        """Renew what the request holds while its response is sent."""
+    def going_on(self, part: bytes) -> None:
+        """Note a part of the response, and renew what the request holds while it is sent."""
         if isinstance(self.settlement, Settlement):
+            self.settlement.read(part)
             self.settlement.going_on()
+
+    def completed(self) -> None:
+        """Note that the whole response was sent."""
+        if self.settlement is not None:
+            self.settlement.complete = True
 
     def over(self, error: BaseException | None) -> None:
         """Settle at the end of the request. `error` is the exception that ended it."""
@@ -174,6 +180,17 @@ def charge(environ: WSGIEnvironment, /, quota: AnyQuota, **options: Unpack[Charg
     if not state.gate.settings.enabled:
         return unlimited()
     return rule.charge(state, _NOWHERE).run(WsgiCaller(environ, state))
+
+
+def settle(environ: WSGIEnvironment, /, used: int, *, unit: str | None = None) -> None:
+    """Note how many units the request has cost so far, for its rules with an `estimate`: those of this `unit`, or all.
+
+    Call it as often as you count: the last number counts, in place of `cost_after`, when the response has ended. It
+    does no I/O.
+    """
+    state = environ.get(KEY)
+    if isinstance(state, SyncState):
+        state.settle(used, unit)
 
 
 class RateLimitMiddleware:
@@ -356,8 +373,9 @@ class SettlingBody:
         try:
             try:
                 for chunk in self.chunks:
-                    self._state.going_on()
+                    self._state.going_on(chunk)
                     yield chunk
+                self._state.completed()
                 return
             except RateLimitExceeded as error:
                 if self._refuse is None or not self._state.can_refuse:

@@ -26,7 +26,7 @@ from sluicegate.web.settings import Settings
 # The options of a rule that are printed if they are not the default: the others have a column, or are in the endpoint.
 _OPTIONS: Final = (
     *("cost", "scope", "methods", "path", "when", "count_denied", "charge_when", "refund_when"),
-    *("per_method", "once_per", "error_message", "on_denied"),
+    *("estimate", "cost_after", "unit", "per_method", "once_per", "error_message", "on_denied"),
 )
 _CHOSEN: Final = "throttles: chosen for each request, not checked"
 

@@ -12,7 +12,7 @@ from sluicegate.errors import needs
 
 with needs("django"):
     from sluicegate.django import checks as _checks  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the system checks)
-    from sluicegate.django.charge import acharge, charge
+    from sluicegate.django.charge import acharge, charge, settle
     from sluicegate.django.decorators import exempt, limit
     from sluicegate.django.middleware import RateLimitMiddleware
     from sluicegate.django.request import decision
@@ -32,6 +32,7 @@ __all__ = [
     "limit",
     "rate_limited",
     "reset_all",
+    "settle",
     "status",
     "usage",
 ]

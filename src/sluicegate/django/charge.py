@@ -40,6 +40,17 @@ def charge(request: object, /, quota: AnyQuota, **options: Unpack[ChargeOptions]
     return run(rule.charge(state, arrival_of(native).endpoint), native, state)
 
 
+def settle(request: object, /, used: int, *, unit: str | None = None) -> None:
+    """Note how many units the request has cost so far, for its rules with an `estimate`: those of this `unit`, or all.
+
+    Call it as often as you count: the last number counts, in place of `cost_after`, when the response has ended. It
+    does no I/O, and is the same in plain views and in async ones.
+    """
+    state = state_of(request)
+    if state is not None:
+        state.settle(used, unit)
+
+
 def acharge(request: object, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> AsyncCharge:
     """Do the same as `charge` in async code: `await acharge(…)`, or `async with acharge(…):`."""
     rule = ChargedRule.of("charge", quota, **options)

@@ -7,7 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 from asgiref.sync import async_to_sync, sync_to_async
-from django.http import StreamingHttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from sluicegate.django.request import DjangoRequestState, at_close, if_lost, native_of, state_of
@@ -96,14 +96,19 @@ def _renew_while_streaming(response: HttpResponseBase, settlement: Settlement | 
     if settlement.holds and isinstance(response, StreamingHttpResponse):
         content: Any = response.streaming_content
         response.streaming_content = (_renewing_async if response.is_async else _renewing)(content, settlement)
+    elif isinstance(response, HttpResponse):
+        settlement.read(response.content)
+        settlement.complete = True
 
 
 def _renewing(chunks: Iterator[bytes], settlement: Settlement | AsyncSettlement) -> Iterator[bytes]:
     try:
         for chunk in chunks:
+            settlement.read(chunk)
             if isinstance(settlement, Settlement):
                 settlement.going_on()
             yield chunk
+        settlement.complete = True
     except Exception:
         _release(settlement)
         raise
@@ -114,10 +119,12 @@ async def _renewing_async(
 ) -> AsyncIterator[bytes]:
     try:
         async for chunk in chunks:
+            settlement.read(chunk)
             renewed = settlement.going_on()
             if renewed is not None:
                 await renewed
             yield chunk
+        settlement.complete = True
     except Exception:
         _release(settlement)
         raise

@@ -16,7 +16,7 @@ from sluicegate.errors import needs
 
 with needs("flask"):
     from sluicegate.flask.decorators import exempt, limit
-    from sluicegate.flask.extension import Installation, RateLimiter, charge, decision
+    from sluicegate.flask.extension import Installation, RateLimiter, charge, decision, settle
     from sluicegate.flask.health import health
     from sluicegate.flask.responses import Denied, RateLimited, StoreUnavailable, rate_limited
     from sluicegate.flask.usage import usage
@@ -33,5 +33,6 @@ __all__ = [
     "health",
     "limit",
     "rate_limited",
+    "settle",
     "usage",
 ]

@@ -480,6 +480,17 @@ def charge(request: Request, /, quota: AnyQuota, **options: Unpack[ChargeOptions
     return limiter.charge(rule)
 
 
+def settle(request: Request, /, used: int, *, unit: str | None = None) -> None:
+    """Note how many units Flask's `request` has cost so far, for its rules with an `estimate`: those of this `unit`, or
+    all.
+
+    Call it as often as you count: the last number counts, in place of `cost_after`, when the response has ended. It
+    does no I/O. In a generator, Flask needs `stream_with_context` for its `request`.
+    """
+    for state in _states(request):
+        state.settle(used, unit)
+
+
 def _first_limiter(what: str, given: object) -> Installation:
     """Return the limiter that enforces `@limit` for the current request."""
     installed: list[Installation] = current_app.extensions.get(_NAME, []) if has_request_context() else []
@@ -502,6 +513,10 @@ def _ending(response: Response, state: FlaskRequestState) -> Response:
         response.direct_passthrough = False  # with it, werkzeug gives a file to the server and closes only the file
         if response.is_streamed:
             response.response = SettlingBody(cast("Iterable[bytes]", response.response), state)
+        else:
+            for part in response.iter_encoded():
+                state.going_on(part)
+            state.completed()
     state.is_closed_later = not response.direct_passthrough
     return response
 

@@ -28,7 +28,7 @@ from sluicegate.rules.rollout import EVERYBODY
 from sluicegate.runtime.awaiting import Waiting
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.web.bound import Bound
-from sluicegate.web.charges import owed
+from sluicegate.web.charges import Charges, owed
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import Gate
 from sluicegate.web.settings import Settings
@@ -232,7 +232,7 @@ class Decider:
             return None
         gate = ready.gate
         decision = gate.decide(caller, ready.bounds)
-        if gate.may_owe and decision is not None and (charges := owed(decision)):
+        if gate.may_owe and decision is not None and (charges := _told(owed(decision))):
             settlement = gate.settlement()
             settlement.add(charges)
             status = caller.status
@@ -402,6 +402,11 @@ def _columns(key: KeySpec, settings: Settings) -> tuple[str, ...] | None:
         return (*own, *(("agent",) if name.lower() == "user-agent" else ()), *address)
     columns: tuple[str, ...] | None = getattr(key, "columns", None)
     return columns
+
+
+def _told(charges: Charges) -> Charges:
+    """Return the charges whose end a log tells. It has no bodies: a cost that a response tells stays the estimate."""
+    return [pair for pair in charges if pair[0].terms.cost_after is None]
 
 
 def _wanted(settings: Settings, bounds: Sequence[Bound]) -> set[str]:

@@ -101,14 +101,19 @@ def when_to_refund(charge_when: object, refund_when: object) -> Refund | None:
     if charge_when is not None and refund_when is not None:
         expected = "keep one of the two, each is the opposite of the other"
         raise RuleError(option, given, problem="given beside refund_when", expected=expected)
+    return Refund(option, of_response(option, given, example="response.status_code == 401"))
+
+
+def of_response(option: str, given: object, *, example: str) -> Callable[..., object]:
+    """Return a plain function of the response. Raises RuleError or AsyncMismatchError for any other value."""
     if not callable(given):
-        expected = "give a plain function of the response, as lambda response: response.status_code == 401"
+        expected = f"give a plain function of the response, as lambda response: {example}"
         raise RuleError(option, given, problem="not a function", expected=expected)
     check_hash(option, given, error=RuleError)  # the cache of terms has these values as keys
     if is_async(given):
         raise _is_async(option, given)
     check_call(option, given, takes=("response",), error=RuleError)
-    return Refund(option, given)
+    return given
 
 
 def _is_async(what: str, function: object) -> AsyncMismatchError:

@@ -12,9 +12,10 @@ from sluicegate.concurrency import Concurrency
 from sluicegate.errors import ConfigurationError, RuleError, check_flag, nearest, shows_half_made, takes_names, within
 from sluicegate.plan import FAILURE_POLICIES, FailurePolicy, Terms
 from sluicegate.rules.ban import Ban
+from sluicegate.rules.cost import Ended, Estimate, untold
 from sluicegate.rules.key import KeySpec, Native, validate_key
 from sluicegate.rules.once import header_of
-from sluicegate.rules.response import Response, when_to_refund
+from sluicegate.rules.response import Response, of_response, when_to_refund
 from sluicegate.rules.rollout import Mode, share
 from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
 from sluicegate.rules.tiers import Tiers
@@ -24,6 +25,7 @@ QuotaFunction = Callable[[Native], QuotaSpec | Awaitable[QuotaSpec | None] | Non
 CostFunction = Callable[[Native], int | Awaitable[int]]
 Condition = Callable[[Native], bool | Awaitable[bool]]
 ResponseFunction = Callable[[Response], bool]
+CostAfter = Callable[[Ended], int | None]
 AnswerFunction = Callable[..., Any]
 """Makes the response to a refusal: of the framework's own request and a Decision, whatever that framework takes."""
 
@@ -51,10 +53,10 @@ _NOT_IN_A_PATH: Final = (  # (pattern of a mistake, problem, what to write inste
     ),
     (r".*\s", "has blanks around it", "leave them out"),
 )
-_NOT_AT_ONCE: Final = ("algorithm", "count_denied", "charge_when", "refund_when", "once_per")
-"""Options that have no meaning for a Concurrency."""
-_NOT_AT_NO_COST: Final = ("ban", "count_denied", "charge_when", "refund_when", "once_per")
+_NOT_AT_NO_COST: Final = ("ban", "count_denied", "charge_when", "refund_when", "estimate", "cost_after", "once_per")
 """Options that have no meaning at a cost of 0, which charges nothing and refuses nobody."""
+_NOT_AT_ONCE: Final = ("algorithm", *_NOT_AT_NO_COST[1:], "unit")
+"""Options that have no meaning for a Concurrency."""
 
 
 @shows_half_made
@@ -81,6 +83,10 @@ class Rule:
       is in shadow.
     - `charge_when`, or its opposite `refund_when`: a function of the `sluicegate.rules.response.Response`. The
       request is charged before the view, and refunded before the response starts if the function decides so.
+    - `estimate` and `cost_after`: for a cost that the response tells. `estimate` is a number of units, or a function of
+      the request: it is charged before the view. `cost_after` is a function of the `sluicegate.rules.cost.Ended`
+      response, and returns the actual cost: the rest is refunded, or charged, even above the limit.
+    - `unit`: what the quota counts, as "tokens" or "content-bytes"; for header fields.
     - `per_method`: True gives each method a budget of its own; HEAD shares that of GET.
     - `once_per`: "header:Idempotency-Key": the retries of a request, which have its key, are charged once.
     - `error_message`: the text of a 429 by this rule. `on_denied`: a function of (request, decision) that returns the
@@ -108,6 +114,9 @@ class Rule:
     enforce_percent: float = 100
     charge_when: ResponseFunction | None = None
     refund_when: ResponseFunction | None = None
+    estimate: int | CostFunction | None = None
+    cost_after: CostAfter | None = None
+    unit: str | None = None
     per_method: bool = False
     once_per: str | None = None
     error_message: str | None = None
@@ -141,14 +150,16 @@ class Rule:
         when_to_refund(self.charge_when, self.refund_when)
         if self.once_per is not None:
             header_of(self.once_per)
-            for option, given in _given(self, ("ban", "count_denied")):
-                raise _error(option, given, "counts each refused retry, beside once_per", "make two rules")
+            for option, given in _given(self, ("ban", "count_denied", "estimate", "cost_after")):
+                problem = "charges a retry that is refused, or that has ended, beside once_per"
+                raise _error(option, given, problem, "make two rules")
+        self._settle_cost()
         share(self.mode, self.enforce_percent)
         if self.ban is not None and not isinstance(self.ban, Ban):
             raise _error("ban", self.ban, "not a Ban", "give Ban(after=10, within=…, duration=…)")
         if not callable(self.quota) or isinstance(self.quota, type):  # the class Quota is not a function of a request
             object.__setattr__(self, "quota", read(self.quota))
-        for option in ("quota", "cost", "when"):
+        for option in ("quota", "cost", "when", "estimate"):
             if callable(given := getattr(self, option)):
                 check_call(option, given, takes=("request",), error=RuleError)
         for quotas in self.known:
@@ -157,6 +168,27 @@ class Rule:
         if self.algorithm is not None:
             for quota in self.known:
                 self.terms(self.algorithm, quota)
+
+    def _settle_cost(self) -> None:
+        """Validate the options of a cost that the response tells. The estimate is the cost that is charged first."""
+        if self.unit is not None:
+            check_name("unit", self.unit)
+        if self._after is None:
+            return
+        of_response("cost_after", self._after, example="response.size")
+        for option, given in _given(self, ("charge_when", "refund_when")):
+            problem, expected = "given beside a cost that the response tells", "let cost_after return 0 for it"
+            raise _error(option, given, problem, expected)
+        estimate = 1 if self.estimate is None else self.estimate
+        cost = Estimate(self.name, estimate) if callable(estimate) else whole_cost("estimate", estimate)
+        if self.cost not in (1, cost) and not isinstance(self.cost, Estimate):  # a copy of a rule has it already
+            raise _error("cost", self.cost, "given beside a cost that the response tells", "give it as estimate")
+        object.__setattr__(self, "cost", cost)
+
+    @property
+    def _after(self) -> Callable[..., object] | None:
+        """What tells the cost after the response; None if the cost is known before."""
+        return untold if self.cost_after is None and self.estimate is not None else self.cost_after
 
     @property
     def known(self) -> tuple[Quotas, ...]:
@@ -190,6 +222,8 @@ class Rule:
                 once_per=None if self.once_per is None else header_of(self.once_per),
                 message=self.error_message,
                 on_denied=self.on_denied,
+                cost_after=self._after,
+                unit=self.unit,
             )
         except ConfigurationError as error:
             error.within(self._label)

@@ -37,6 +37,8 @@ def make_terms(
     tier: str | None = None,
     message: str | None = None,
     on_denied: Callable[..., Any] | None = None,
+    cost_after: Callable[..., object] | None = None,
+    unit: str | None = None,
 ) -> tuple[Terms, ...]:
     """Make terms for each quota of one name. If there are several quotas, their periods differ.
 
@@ -67,6 +69,8 @@ def make_terms(
                 tier=tier,
                 message=message,
                 on_denied=on_denied,
+                cost_after=cost_after,
+                unit=unit,
             )
         )
     if once_per is None:

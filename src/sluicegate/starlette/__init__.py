@@ -8,7 +8,7 @@ guard around the view charges the view's limits when the view is called (`decora
 from sluicegate.errors import needs
 
 with needs("starlette"):
-    from sluicegate.starlette.charge import charge, charge_sync
+    from sluicegate.starlette.charge import charge, charge_sync, settle
     from sluicegate.starlette.decorators import exempt, limit
     from sluicegate.starlette.middleware import RateLimitMiddleware, decision
     from sluicegate.starlette.responses import Refused
@@ -25,6 +25,7 @@ __all__ = [
     "health",
     "limit",
     "reset_all",
+    "settle",
     "status",
     "usage",
 ]

@@ -8,6 +8,7 @@ import anyio.from_thread
 from starlette.requests import HTTPConnection
 
 from sluicegate.asgi import charge_of
+from sluicegate.asgi import settle as settle_scope
 from sluicegate.errors import AsyncMismatchError, RuleError
 from sluicegate.starlette.request import StarletteCaller, is_in_a_thread
 from sluicegate.starlette.routes import endpoint_at
@@ -41,6 +42,15 @@ def charge_sync(connection: HTTPConnection, /, quota: AnyQuota, **options: Unpac
     run = anyio.from_thread.run
     charged: Charged = run(run_async, one, StarletteCaller(connection.scope))
     return charged.called_by(run)
+
+
+def settle(connection: HTTPConnection, /, used: int, *, unit: str | None = None) -> None:
+    """Note how many units a request has cost so far, for its rules with an `estimate`: those of this `unit`, or all.
+
+    Call it as often as you count: the last number counts, in place of `cost_after`, when the response has ended. It
+    does no I/O, and is the same in plain functions and in async ones.
+    """
+    settle_scope(connection.scope, used, unit=unit)
 
 
 def _charge_of(connection: HTTPConnection, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> Charge | None:

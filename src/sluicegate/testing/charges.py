@@ -6,9 +6,11 @@ It uses only public names of sluicegate, and no framework or test runner.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from sluicegate.clock import MICROSECOND, Clock, ManualClock
 from sluicegate.plan import Outcome, Plan
+from sluicegate.rules.cost import Ended
 from sluicegate.rules.response import Response
 from sluicegate.rules.rule import Rule
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
@@ -52,6 +54,30 @@ class AfterLaws(AdapterLaws):
         client = self.client(rules=[rule], clock=ManualClock())
         assert [client.request("GET", "/open").status for _ in range(2)] == [200, 429]
 
+    def test_every_response_settles_its_cost(self) -> None:
+        ended: list[Ended] = []
+        for path in ("/open", "/slow", "/stream", "/redirect", "/nowhere", "/boom"):
+            for cost, left in ((3, 87), (10, 80), (40, 50), (250, None)):
+                client = self.client(rules=[_costing(path, cost, ended)], clock=ManualClock())
+                answers = [client.request("GET", path) for _ in range(2)]
+                if left is None:
+                    assert answers[1].status == 429, path
+                elif path not in ("/redirect", "/boom"):  # these may have no fields
+                    assert f'"costing";r={left};t=3600' in (answers[1].one("ratelimit") or ""), (path, cost)
+                assert ended[-1].status_code == answers[0].status
+                assert ended[-1].tail in (answers[0].body, b""), "only of an error it may be missing"
+        client = self.client(rules=[_costing("/slow", 3, ended)], clock=ManualClock())
+        assert client.request("GET", "/slow").body == b"onetwothree"
+        assert (ended[-1].head, ended[-1].size, ended[-1].complete) == (b"onetwothree", 11, True)
+
+    def test_an_estimate_or_a_cost_that_is_wrong_changes_no_response(self) -> None:
+        for cost in (None, -1, 1.5, "3", True, 10**16, fails):
+            for rule, left in ((_costing("/open", cost, []), 80), (_costing("/open", 1, [], estimate=cost), 98)):
+                client = self.client(rules=[rule], clock=ManualClock())
+                answers = [client.request("GET", "/open") for _ in range(2)]
+                assert [each.body for each in answers] == [b"open"] * 2, cost
+                assert answers[1].one("ratelimit") == f'"costing";r={left};t=3600', cost
+
     def test_every_response_releases_its_slot_once(self) -> None:
         store = Watched(ManualClock())
         held = Rule(name="held", quota="1 at once for 1 hour")
@@ -75,6 +101,19 @@ class AfterLaws(AdapterLaws):
 def fails(response: Response) -> bool:
     """A predicate that always raises LookupError."""
     raise LookupError(response.status_code)
+
+
+def _costing(path: str, cost: object, ended: list[Ended], *, estimate: object = 10) -> Rule:
+    """A rule with an estimate and a cost, which may be wrong. It lists the responses that have ended."""
+
+    def tell(response: Ended) -> Any:
+        ended.append(response)
+        return cost(response) if callable(cost) else cost
+
+    def guess(request: object) -> Any:
+        return estimate(request) if callable(estimate) else estimate
+
+    return Rule(name="costing", quota="100/hour", path=path, estimate=guess, cost_after=tell)
 
 
 def leads_to_open(response: Response) -> bool:

@@ -24,7 +24,7 @@ from sluicegate.rules.tiers import Tiers
 from sluicegate.runtime.awaiting import label_of
 from sluicegate.stores import Mode
 from sluicegate.web.bound import Bound, Bounds
-from sluicegate.web.charges import Charges, held, kept, log, made, owed
+from sluicegate.web.charges import Charges, kept, lasting, log, made, owed
 from sluicegate.web.endpoint import Arrival, Endpoint, scope_of, short_name
 from sluicegate.web.gate import AsyncGate, Gate, Undecided
 from sluicegate.web.marks import EXEMPT, LateOptions, Mark, make_mark
@@ -78,6 +78,13 @@ class Charged(Decision):  # type: ignore[misc]  # pyright: ignore[reportGeneralT
         released = None if release is None else release()
         if released is not None:
             await released
+
+    def settle(self, used: int) -> None:
+        """Note how many units this charge has cost so far, in place of what `cost_after` would return. The last number
+        counts, when the response has ended.
+        """
+        if self._state is not None and self._state.settlement is not None:
+            self._state.settlement.settle(used, own=self._own)
 
     def for_request(self, state: RequestState, own: Sequence[Outcome]) -> Self:
         """Set the request that was charged. Return this decision."""
@@ -336,8 +343,11 @@ class Charge:
         """Return the checks without the budgets that this request was charged for already, with the names that the
         header fields will have. What is charged again under a lower limit is in `_looser`: it is given back first.
         """
-        if any([check.terms.held for check in given]):
-            self._check_held()
+        if any([check.terms.lasts for check in given]):
+            self._check_lasts()
+        if self._is_message and any([check.terms.cost_after is not None for check in given]):
+            problem, expected = "a message has no response that tells the cost", "use limiter.reserve(…)"
+            raise RuleError("charge in", self._label, problem=problem, expected=expected)
         charges = self._earlier()
         earlier, taken = {check.budget: (check, outcome) for check, outcome in charges}, made(charges)
         checks: list[Check] = []
@@ -365,9 +375,9 @@ class Charge:
             if decision.allowed:
                 state.replace(self._looser, made(list(zip(decision.checks, decision.outcomes, strict=True))))
             if self._is_message or not state.can_refuse:  # no response will refund a charge, or show it
-                slots = held(owed(decision))
-                if slots:
-                    state.owe(slots)
+                later = lasting(owed(decision))
+                if later:
+                    state.owe(later)
                 if decision.allowed and not self._is_message:
                     state.join(decision)
                 return [], decision
@@ -386,8 +396,8 @@ class Charge:
         """Return the decision about this charge alone. Raises RateLimitExceeded if it refuses."""
         if not shown.allowed:
             raise RateLimitExceeded(shown)
-        if any([check.terms.held for check in shown.checks]):
-            self._check_held()
+        if any([check.terms.lasts for check in shown.checks]):
+            self._check_lasts()
         checks, outcomes = zip(*self._known, strict=True) if self._known else ((), ())
         charged = Charged(allowed=True, checks=(*shown.checks, *checks), outcomes=(*shown.outcomes, *outcomes))
         return charged.for_request(self._state, shown.outcomes)
@@ -396,11 +406,12 @@ class Charge:
         """Return the plan that charges again what was given back for a stricter rule, which has refused."""
         return Plan(tuple([check for check, _ in self._looser]))
 
-    def _check_held(self) -> None:
-        """Raise NotEnforcedError for a slot that nothing would release."""
+    def _check_lasts(self) -> None:
+        """Raise NotEnforcedError for a slot that nothing would release, or a cost that nothing would settle."""
         if not self._state.can_hold:
-            problem = "the response has ended, so nothing would release the slot"
-            raise NotEnforcedError("charge in", self._label, problem=problem, expected="use limiter.hold(…)")
+            problem = "the response has ended, so nothing would release the slot or settle the cost"
+            expected = "use limiter.hold(…) or limiter.reserve(…)"
+            raise NotEnforcedError("charge in", self._label, problem=problem, expected=expected)
 
     def _earlier(self) -> Charges:
         """Return what the request is charged now, before this charge."""

@@ -25,19 +25,24 @@ def owed(decision: Decision) -> Charges:
     """Return the charges of a decision that depend on the response or on its end. Most rules have no such charges."""
     allowed, checks, outcomes = decision
     for terms, _, _ in checks:
-        if terms.refund_when is not None or terms.held:
+        if terms.refund_when is not None or terms.lasts:
             break
     else:
         return []
     if not allowed:
         return []  # only rules that count refusals were charged, and their charges stay
     pairs = made(list(zip(checks, outcomes, strict=True)))
-    return [pair for pair in pairs if pair[0].terms.refund_when is not None or pair[0].terms.held]
+    return [pair for pair in pairs if pair[0].terms.refund_when is not None or pair[0].terms.lasts]
 
 
 def refundable(charges: Charges, response: Response) -> Charges:
     """Return the charges that this response refunds."""
-    return [(check, outcome) for check, outcome in charges if not check.terms.held and _is_refunded(check, response)]
+    return [(check, outcome) for check, outcome in charges if not check.terms.lasts and _is_refunded(check, response)]
+
+
+def lasting(charges: Charges) -> Charges:
+    """Return the charges that are settled or released when the response has ended."""
+    return [(check, outcome) for check, outcome in charges if check.terms.lasts]
 
 
 def held(charges: Charges) -> Charges:

@@ -270,7 +270,8 @@ class _Rules:
             rule = replace(rule, error_message=self.settings.error_message)
         key = self.settings.key if rule.key is None else rule.key
         functions = [("key", part) for part in parts_of(key)]
-        for option, function in (*functions, _quota_of(rule), ("cost", rule.cost), ("when", rule.when)):
+        costs = ("cost", rule.cost), ("estimate", rule.estimate)
+        for option, function in (*functions, _quota_of(rule), *costs, ("when", rule.when)):
             self._check_sync(f"rule {rule.name!r}: {option}", function)
         self._check_answer(f"rule {rule.name!r}: on_denied", rule.on_denied)
         agree(self._bans, rule.name, rule.ban)
@@ -278,7 +279,8 @@ class _Rules:
         for known in rule.known:
             for each in rule.terms(self.settings.algorithm, known):
                 self._accept(each)
-                self.may_owe = self.may_owe or each.held or each.refund_when is not None or each.once is not None
+                owes = each.lasts or each.refund_when is not None or each.once is not None
+                self.may_owe = self.may_owe or owes
         self.may_owe = self.may_owe or not rule.known
         return Bound(
             rule=rule,

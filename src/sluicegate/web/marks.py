@@ -26,6 +26,7 @@ from sluicegate.rules.rollout import Mode
 from sluicegate.rules.rule import (
     AnswerFunction,
     Condition,
+    CostAfter,
     CostFunction,
     QuotaFunction,
     ResponseFunction,
@@ -242,6 +243,9 @@ class RuleOptions(TypedDict, total=False):
     enforce_percent: float
     charge_when: ResponseFunction | None
     refund_when: ResponseFunction | None
+    estimate: int | CostFunction | None
+    cost_after: CostAfter | None
+    unit: str | None
     per_method: bool
     once_per: str | None
     error_message: str | None

@@ -102,6 +102,11 @@ class RequestState:
             self.settlement = settlement
         self.settlement.add(charges)
 
+    def settle(self, used: int, unit: str | None) -> None:
+        """Note the cost of the request so far, of the rules of this unit or of all."""
+        if self.settlement is not None:
+            self.settlement.settle(used, unit)
+
     def refuse(self, decision: Decision) -> Decision:
         """Record the refusal that the application raised (RateLimitExceeded), unless it is recorded already. Return its
         decision.

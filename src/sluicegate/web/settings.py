@@ -51,7 +51,7 @@ from sluicegate.web.http import DialectName, check_dialect
 _RULE_OPTIONS: Final = tuple(option.name for option in fields(Rule))
 _BAN_OPTIONS: Final = tuple(option.name for option in fields(Ban))
 # Options that may also be dotted names.
-_FUNCTIONS: Final = ("quota", "cost", "when", "charge_when", "refund_when", "on_denied")
+_FUNCTIONS: Final = ("quota", "cost", "when", "charge_when", "refund_when", "estimate", "cost_after", "on_denied")
 _VARIABLES: Final = "environment "  # the start of `source` for settings that were read from environment variables
 _NOT_SETTINGS: Final = ("SLUICEGATE_APP", "SLUICEGATE_EXAMPLES")  # the variables of the commands and of the exams
 

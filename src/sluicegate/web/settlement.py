@@ -19,8 +19,9 @@ from typing import Any
 
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import StoreError
-from sluicegate.plan import Decision, Outcome, Plan
-from sluicegate.reservation import IN_FLIGHT
+from sluicegate.plan import Check, Decision, Outcome, Plan
+from sluicegate.reservation import IN_FLIGHT, Correction
+from sluicegate.rules.cost import Body, Ended, units, untold
 from sluicegate.rules.response import Response
 from sluicegate.stores.completion import Steps, complete, running_loop
 from sluicegate.web.charges import Charges, Due, apart, due, held, owed, refundable
@@ -49,22 +50,28 @@ class _Settlement:
 
     def __init__(self, store: Any, now_us: Callable[[], int]) -> None:
         self.answered_once = False
+        self.complete = False  # whether the whole response was sent
         self.is_over = False  # whether the request has ended: a thread that Django left behind may still add a charge
         self._store = store
         self._now_us = now_us
         self._waiting: list[Charges] = []  # one list per decision: two decisions may charge one budget
         self._held: list[HeldCharges] = []
+        self._costs: Charges = []  # whose actual cost the response tells
+        self._told: dict[int, object] = {}  # the costs that the view has told, by the object identity of the outcome
+        self._response = Response(500)  # until one has started
+        self._body = Body()
         self._renew_at = 0
         self._third_us = 0  # of the shortest lease: if one renewal fails, the next one still comes in time
 
     @property
     def holds(self) -> bool:
-        """True if the request holds a slot until the response has ended."""
-        return bool(self._held)
+        """True if the end of the response releases a slot or settles a cost."""
+        return bool(self._held or self._costs)
 
     def add(self, charges: Charges) -> None:
         """Add the charges of one more decision about the request."""
-        self._waiting.append([pair for pair in charges if not pair[0].terms.held])
+        self._waiting.append([pair for pair in charges if not pair[0].terms.lasts])
+        self._costs += [pair for pair in charges if pair[0].terms.cost_after is not None]
         holding = held(charges)
         if holding:
             kept = HeldCharges(holding)
@@ -84,6 +91,33 @@ class _Settlement:
             each.in_block = each.in_block or each.has(own)
         return kept
 
+    def settle(self, used: object, unit: str | None = None, *, own: Sequence[Outcome] | None = None) -> None:
+        """Note the cost so far, in place of what `cost_after` will return: of this unit or of all, perhaps only of the
+        charge with its `own` outcomes.
+        """
+        for check, outcome in [*self._costs]:  # a copy: another thread may end the request
+            if unit in (None, check.terms.unit) and (own is None or any([outcome is each for each in own])):
+                self._told[id(outcome)] = used
+
+    def read(self, part: bytes | str) -> None:
+        """Note a part of the body that is sent."""
+        if self._costs:
+            self._body.add(part.encode() if isinstance(part, str) else part)
+
+    def _correction(self) -> Correction:
+        """Return what corrects the costs to what the view or the response tells. An unknown cost stays the estimate."""
+        costs, self._costs, told = self._costs, [], self._told
+        ended = self._body.of(self._response, complete=self.complete)
+        found = [
+            (
+                check,
+                outcome,
+                units(check.terms.name, "cost_after", partial(_cost, check, ended, told=told.get(id(outcome)))),
+            )
+            for check, outcome in costs
+        ]
+        return Correction.of([(check, outcome, cost) for check, outcome, cost in found if cost is not None])
+
     @property
     def in_blocks(self) -> Charges:
         """The charges that a `with` block holds now."""
@@ -93,13 +127,13 @@ class _Settlement:
         """Return what to refund if the request so far is free: these charges, and what is held outside of `with`
         blocks. No earlier charge waits for the response any more.
         """
-        self._waiting = []
+        self._waiting, self._costs = [], []
         released = self._take([each for each in self._held if not each.in_block])
         return [*map(due, apart([pair for pair in charges if not pair[0].terms.held])), *released]
 
     def _refunds(self, response: Response) -> list[Charges]:
         """Return the charges that this response refunds. Another response that replaces it may refund other charges."""
-        self.answered_once = True
+        self.answered_once, self._response = True, response
         given = [refundable(charges, response) for charges in self._waiting]
         self._waiting = [
             [pair for pair in charges if pair not in back] for charges, back in zip(self._waiting, given, strict=True)
@@ -132,7 +166,13 @@ class _Settlement:
     def _due(self, charges: Charges) -> list[Due]:
         """Return what to refund to give these charges back. They do not wait for the response any more."""
         self._waiting = [[pair for pair in waiting if pair not in charges] for waiting in self._waiting]
+        self._costs = [pair for pair in self._costs if pair not in charges]
         return [*map(due, apart(charges))]
+
+
+def _cost(check: Check, ended: Ended, *, told: object) -> object:
+    """Return the cost of a charge: what the view has told, or else what the rule's function reads from the response."""
+    return (check.terms.cost_after or untold)(ended) if told is None else told
 
 
 class Settlement(_Settlement):
@@ -162,8 +202,11 @@ class Settlement(_Settlement):
             self._renewed()
 
     def ended(self) -> None:
-        """Release the held charges."""
+        """Settle the costs, and release the held charges."""
         self.is_over = True  # first: a charge that comes from now on is released at once
+        if self._costs:
+            with suppress(StoreError):
+                self._correction().make(self._store)
         self.release(self._held)
 
     def release(self, released: Sequence[HeldCharges]) -> None:
@@ -222,16 +265,16 @@ class AsyncSettlement(_Settlement):
 
     async def ended(self) -> None:
         self.is_over = True
-        if self._held:
-            await self._steps.do(self._release)
+        if self.holds:
+            await self._steps.do(self._end)
 
     async def sent(self) -> None:
-        """Release the held charges when the last byte was sent, except those of `with` blocks, which a background task
-        may have begun.
+        """Do the same when the last byte was sent, except for the slots of `with` blocks, which a background task may
+        have begun.
         """
-        outside = [each for each in self._held if not each.in_block]
-        if outside:
-            await self.release(outside)
+        self.complete = True
+        if self.holds:
+            await self._steps.do(partial(self._end, outside=True))
 
     async def release(self, released: Sequence[HeldCharges]) -> None:
         await self._steps.do(partial(self._release, released))
@@ -250,10 +293,10 @@ class AsyncSettlement(_Settlement):
             await self.ended()
 
     def end_soon(self) -> None:
-        """Release the held charges, from a callback of the event loop that serves the request."""
+        """Do the same as `ended`, from a callback of the event loop that serves the request."""
         self.is_over = True
-        if self._held:
-            self._steps.start(self._release)
+        if self.holds:
+            self._steps.start(self._end)
 
     async def release_late(self, decision: Decision) -> None:
         """Release the slot of this decision. The request was cancelled before the decision was known."""
@@ -266,6 +309,12 @@ class AsyncSettlement(_Settlement):
                 each.outcomes = await self._store.renew(each.plan, each.outcomes)
         self._renewed()
         self._arm()
+
+    async def _end(self, *, outside: bool = False) -> None:
+        if self._costs:
+            with suppress(StoreError):
+                await self._correction().make_async(self._store)
+        await self._release([each for each in self._held if not (outside and each.in_block)])
 
     async def _release(self, released: Sequence[HeldCharges] | None = None) -> None:
         await self._refund_all(self._take(self._held if released is None else released))

@@ -93,6 +93,7 @@ def _bucket(terms: Terms) -> _Bucket:
         ("count_denied", terms.count_denied, "does not charge what it refuses"),
         ("ban", terms.ban and terms.ban.name, "does not count refusals"),
         ("once_per", terms.once and terms.once.per, "cannot refund the charge of a retry"),
+        ("estimate or cost_after", terms.cost_after, "cannot refund a charge, and a later cost may be less"),
         ("charge_when or refund_when", terms.refund_when, "cannot refund a charge, and both options need refunds"),
     ):
         if given:
