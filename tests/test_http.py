@@ -208,11 +208,19 @@ TWO = made(("a", out(10, 9, next_after=1, reset=3.2)), ("b", out(100, 5, next_af
         ),
         ("x-ratelimit", {"X-RateLimit-Limit": "100", "X-RateLimit-Remaining": "5", "X-RateLimit-Reset": "1051"}),
         ("x-ratelimit-delta", {"X-RateLimit-Limit": "100", "X-RateLimit-Remaining": "5", "X-RateLimit-Reset": "51"}),
+        (
+            "openai",
+            {
+                "x-ratelimit-limit-requests": "100",
+                "x-ratelimit-remaining-requests": "5",
+                "x-ratelimit-reset-requests": "51s",
+            },
+        ),
     ],
 )
 def test_dialects(dialect: str, expected: dict[str, str]) -> None:
     assert fields_of(TWO, dialect, epoch=1000.25) == expected
-    assert set(DIALECTS) == {"draft-11", "draft-7", "draft-6", "x-ratelimit", "x-ratelimit-delta"}
+    assert set(DIALECTS) == {"draft-11", "draft-7", "draft-6", "x-ratelimit", "x-ratelimit-delta", "openai"}
 
 
 def test_only_x_ratelimit_contains_a_time_of_day() -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, Literal, cast
 
 from sluicegate.clock import MICROSECOND, epoch_seconds
@@ -21,7 +21,7 @@ from sluicegate.plan import BAN, DENIED, LIMITED, UNAVAILABLE, Check, Decision, 
 Field = tuple[str, str]
 Fields = list[Field]
 Dialect = Callable[[Decision, float], Fields]
-DialectName = Literal["draft-11", "draft-7", "draft-6", "x-ratelimit", "x-ratelimit-delta"]
+DialectName = Literal["draft-11", "draft-7", "draft-6", "x-ratelimit", "x-ratelimit-delta", "openai"]
 
 EXPOSED: Final = ("RateLimit", "RateLimit-Policy", "Retry-After")
 """The fields that a CORS layer outside the limiter should list in Access-Control-Expose-Headers."""
@@ -33,6 +33,8 @@ NAMES: Final = frozenset(
         "ratelimit-policy",
         "ratelimit",
         *[f"{prefix}ratelimit-{name}" for prefix in ("", "x-") for name in ("limit", "remaining", "reset")],
+        *[f"x-ratelimit-{name}-{unit}" for name in ("limit", "remaining", "reset") for unit in ("requests", "tokens")],
+        "retry-after-ms",
     ]
 )
 """The names in lower case of all fields that a decision may add. Other fields of a response cannot collide."""
@@ -41,6 +43,7 @@ _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")  # what a Structured Field Strin
 # With the sign before a parameter's. Or unterminated: otherwise the search restarts at each quote.
 _STRING: Final = re.compile(r'(=?)"((?:[^"\\]|\\.)*+)"?')
 _LISTS: Final = ("ratelimit", "ratelimit-policy")  # fields of draft 11 with one item for each rule, so they can grow
+_BYTES: Final = "content-bytes"  # with requests, the default, and concurrent-requests the only units of draft 11
 _SINGLE: Final = re.compile("limit=([0-9]{1,15}), remaining=([0-9]{1,15})")  # draft 7
 _DELAY: Final = re.compile("[0-9]{1,15}")
 _DATE: Final = re.compile(  # the three date forms of RFC 9110 §5.6.7; the last two forms are obsolete
@@ -113,6 +116,8 @@ def fields_for(decision: Decision, dialect: str | None, *, status: int, epoch: f
         return [field for field in fields if field[0] != "RateLimit"] if status == 429 else fields
     if status >= 400 and (delay := retry_after(decision)) is not None:  # has another meaning on a redirect
         fields.insert(0, ("Retry-After", str(delay)))
+        if dialect == "openai":
+            fields.insert(1, ("retry-after-ms", str(delay * 1000)))
     return [("Cache-Control", "no-store"), *fields]
 
 
@@ -294,6 +299,8 @@ def policy_text(terms: Terms) -> tuple[Field, str, bool] | None:
     if terms.algorithm == BAN or terms.shadow:
         return None
     name, unit = quoted(terms.name), 'qu="concurrent-requests"' if terms.held else f"w={seconds(terms.window_us)}"
+    if terms.unit == _BYTES:
+        unit = f'qu="{_BYTES}";{unit}'
     return ("RateLimit-Policy", f"{name};q={terms.limit};{unit}"), f"{name};r=", not terms.held
 
 
@@ -375,6 +382,40 @@ def _x_ratelimit_delta(decision: Decision, epoch: float) -> Fields:
     return _trio(*_numbers(decision))
 
 
+def _openai(decision: Decision, epoch: float) -> Fields:
+    """Write three fields for requests and three for tokens, as the API of OpenAI documents them. Rules of other units
+    have none.
+    """
+    fields: Fields = []
+    pairs = list(zip(decision.checks, decision.outcomes, strict=True))
+    for unit, write in _OPENAI.items():
+        of_unit = [pair for pair in pairs if (pair[0].terms.unit or "requests") == unit]
+        checks, outcomes = tuple([check for check, _ in of_unit]), tuple([outcome for _, outcome in of_unit])
+        passed = all([outcome.allowed for outcome in outcomes])
+        fields += write(Decision(passed, checks, outcomes), epoch)
+    return fields
+
+
+def _of_unit(decision: Decision, epoch: float, *, unit: str) -> Fields:
+    outcome = cast("tuple[Check, Outcome]", decision.binding)[1]
+    values = {"limit": outcome.limit, "remaining": outcome.remaining, "reset": duration(outcome.reset_after)}
+    return [(f"x-ratelimit-{name}-{unit}", str(value)) for name, value in values.items()]
+
+
+_OPENAI: Final = {unit: _of_one(partial(_of_unit, unit=unit)) for unit in ("requests", "tokens")}
+
+
+def duration(microseconds: int) -> str:
+    """Return a time in the format of Go, which the API of OpenAI has, in whole seconds that are rounded up.
+
+    >>> duration(360_000_000), duration(1_500_000), duration(0)
+    ('6m0s', '2s', '0s')
+    """
+    minutes, rest = divmod(seconds(microseconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{rest}s"
+
+
 def _trio(limit: int, remaining: int, reset: int, *, prefix: str = "X-RateLimit") -> Fields:
     values = {"Limit": limit, "Remaining": remaining, "Reset": reset}
     return [(f"{prefix}-{name}", str(value)) for name, value in values.items()]
@@ -386,6 +427,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
     "draft-6": _draft_6,
     "x-ratelimit": _x_ratelimit,
     "x-ratelimit-delta": _x_ratelimit_delta,
+    "openai": _openai,
 }
 
 
