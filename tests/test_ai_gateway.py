@@ -1,0 +1,84 @@
+"""The example of an AI gateway with a false service, and the clients of OpenAI and Anthropic with our fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from tests.running import ROOT, ask, running
+from tests.servers import free_port, wait_until
+
+UVICORN = "-m uvicorn --host 127.0.0.1 --port {} {}"
+CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
+PROMPT = '{"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": true}'
+
+
+@pytest.fixture(params=["memory", "valkey"])
+def gateway(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The port of the gateway in front of a false service."""
+    store = "memory://"
+    if request.param == "valkey":
+        server = request.getfixturevalue("valkey")
+        server.flush()
+        store = server.url
+    service, port = free_port(), free_port()
+    env = {"SLUICEGATE_STORE": store, "SLUICEGATE_DEADLINE": "5", "AI_SERVICE": f"http://127.0.0.1:{service}"}
+    with (
+        running(UVICORN.format(service, "tests.ai_service:service").split(), service),
+        running(UVICORN.format(port, "examples.ai_gateway:app").split(), port, env=env),
+    ):
+        yield port
+
+
+def test_the_gateway_settles_each_stream(gateway: int) -> None:
+    bob = {**JSON, "Authorization": "Bearer key-of-bob"}
+    first = ask(gateway, "POST", CHAT, bob, PROMPT)
+    assert (first.status, b'"total_tokens": 20' in first.body) == (200, True)
+    assert first.headers["x-ratelimit-remaining-requests"] == "99"
+    assert first.headers["x-ratelimit-reset-tokens"] in ("1m0s", "1m1s")
+    left = [int(first.headers["x-ratelimit-remaining-tokens"])]
+    assert left == [1000 - 300 - len(PROMPT) // 4]
+
+    def is_settled() -> bool:
+        """A stream is settled when its last byte was sent: a client may come again before that."""
+        left.append(int(ask(gateway, "POST", CHAT, bob, PROMPT).headers["x-ratelimit-remaining-tokens"]))
+        return left[-1] == left[0] - 20 * (len(left) - 1)
+
+    wait_until("each stream has cost 20", is_settled)
+    alice = ask(gateway, "POST", CHAT, {**JSON, "Authorization": "Bearer key-of-alice"}, PROMPT)
+    assert alice.headers["x-ratelimit-limit-tokens"] == "100000"
+    assert ask(gateway, "POST", CHAT, JSON, PROMPT).status == 401
+    long = f'{PROMPT[:-1]}, "user": "{"x" * 4_000}"}}'
+    refused = ask(gateway, "POST", CHAT, bob, long)
+    assert (refused.status, refused.headers["retry-after-ms"]) == (429, None), "its estimate is above the limit"
+
+
+def test_the_gateway_is_short() -> None:
+    lines = (ROOT / "examples" / "ai_gateway.py").read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) <= 60
+
+
+def _of_openai(package: Any, port: int) -> Any:
+    client = package.OpenAI(api_key="k", base_url=f"http://127.0.0.1:{port}/v1", max_retries=2)
+    return lambda: client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+
+
+def _of_anthropic(package: Any, port: int) -> Any:
+    client = package.Anthropic(api_key="k", base_url=f"http://127.0.0.1:{port}", max_retries=2)
+    return lambda: client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(("name", "make"), [("openai", _of_openai), ("anthropic", _of_anthropic)])
+def test_the_clients_wait_as_long_as_we_say(name: str, make: Any) -> None:
+    package, port = pytest.importorskip(name), free_port()
+    with running(UVICORN.format(port, "tests.ai_service:limited").split(), port):
+        call = make(package, port)
+        call()
+        start = monotonic()
+        assert call().usage
+        assert monotonic() - start > 1, "its own first wait is half a second"
+        assert ask(port, "GET", "/", {}).body == b"3", "one retry, and it passed"
