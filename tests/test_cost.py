@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import random
-from time import perf_counter
+from time import process_time
 from typing import Any
 from uuid import uuid4
 
@@ -357,11 +357,11 @@ def test_a_body_keeps_its_two_ends(parts: list[bytes]) -> None:
 
 def test_a_long_stream_takes_little_memory_and_linear_time() -> None:
     def seconds(count: int) -> float:
-        body, start = Body(), perf_counter()
+        body, start = Body(), process_time()
         for _ in range(count):
             body.add(b"x" * 64)
         assert len(body.tail) <= 2 * TAIL
-        return perf_counter() - start
+        return process_time() - start
 
     assert min(seconds(80_000) for _ in range(3)) < 30 * min(seconds(8_000) for _ in range(3))
     hostile = b'"total_tokens"' + b" " * TAIL

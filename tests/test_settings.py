@@ -265,6 +265,9 @@ def test_rules_from_mappings_have_every_option_of_a_rule() -> None:
         "enforce_percent": 12.5,
         "charge_when": by_team,
         "refund_when": None,  # its opposite
+        "estimate": None,  # it cannot be beside charge_when, and nor can the next one
+        "cost_after": None,
+        "unit": "tokens",
         "per_method": True,
         "once_per": "header:Idempotency-Key",
         "error_message": "Slow down.",
@@ -276,6 +279,10 @@ def test_rules_from_mappings_have_every_option_of_a_rule() -> None:
 
 
 def test_functions_of_a_rule_by_dotted_names() -> None:
+    costs = {"estimate": "shop.by_team", "cost_after": "shop.by_team"}
+    [rule] = list(Settings(rules=[{"name": "a", "quota": "9/day", **costs}]).rules)
+    assert isinstance(rule, Rule)
+    assert [rule.estimate, rule.cost_after] == [by_team] * 2
     given = {"name": "a", "quota": "shop.by_team", "cost": "shop.by_team", "when": "shop.by_team"}
     [rule] = list(Settings(rules=[given]).rules)
     assert isinstance(rule, Rule)

@@ -221,8 +221,7 @@ class Exchange(RequestState):
         message = listed(message) if message["type"] in BEGINNINGS else message
         response = None if settlement.answered_once else response_of(message)
         if response is None:
-            settlement.read(message.get("body", b""))
-            await settlement.going_on()
+            await settlement.going_on(message.get("body", b""))
         else:  # before the fields: they show what the refund has left
             self.regain(await settlement.answered(response))
         if self.decision is not None and message["type"] in STARTS:

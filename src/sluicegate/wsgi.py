@@ -116,8 +116,7 @@ class SyncState(RequestState):
     def going_on(self, part: bytes) -> None:
         """Note a part of the response, and renew what the request holds while it is sent."""
         if isinstance(self.settlement, Settlement):
-            self.settlement.read(part)
-            self.settlement.going_on()
+            self.settlement.going_on(part)
 
     def completed(self) -> None:
         """Note that the whole response was sent."""

@@ -104,9 +104,10 @@ def _renew_while_streaming(response: HttpResponseBase, settlement: Settlement | 
 def _renewing(chunks: Iterator[bytes], settlement: Settlement | AsyncSettlement) -> Iterator[bytes]:
     try:
         for chunk in chunks:
-            settlement.read(chunk)
             if isinstance(settlement, Settlement):
-                settlement.going_on()
+                settlement.going_on(chunk)
+            else:
+                settlement.read(chunk)
             yield chunk
         settlement.complete = True
     except Exception:
@@ -119,8 +120,7 @@ async def _renewing_async(
 ) -> AsyncIterator[bytes]:
     try:
         async for chunk in chunks:
-            settlement.read(chunk)
-            renewed = settlement.going_on()
+            renewed = settlement.going_on(chunk)
             if renewed is not None:
                 await renewed
             yield chunk

@@ -37,7 +37,7 @@ def owed(decision: Decision) -> Charges:
 
 def refundable(charges: Charges, response: Response) -> Charges:
     """Return the charges that this response refunds."""
-    return [(check, outcome) for check, outcome in charges if not check.terms.lasts and _is_refunded(check, response)]
+    return [(check, outcome) for check, outcome in charges if not check.terms.held and _is_refunded(check, response)]
 
 
 def lasting(charges: Charges) -> Charges:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import StoreError
@@ -25,6 +25,8 @@ from sluicegate.rules.cost import Body, Ended, units, untold
 from sluicegate.rules.response import Response
 from sluicegate.stores.completion import Steps, complete, running_loop
 from sluicegate.web.charges import Charges, Due, apart, due, held, owed, refundable
+
+_FAILED: Final = Response(500)
 
 
 class HeldCharges:
@@ -58,8 +60,8 @@ class _Settlement:
         self._held: list[HeldCharges] = []
         self._costs: Charges = []  # whose actual cost the response tells
         self._told: dict[int, object] = {}  # the costs that the view has told, by the object identity of the outcome
-        self._response = Response(500)  # until one has started
-        self._body = Body()
+        self._response = _FAILED  # until one has started
+        self._body: Body | None = None  # until a part of it was sent
         self._renew_at = 0
         self._third_us = 0  # of the shortest lease: if one renewal fails, the next one still comes in time
 
@@ -70,8 +72,10 @@ class _Settlement:
 
     def add(self, charges: Charges) -> None:
         """Add the charges of one more decision about the request."""
-        self._waiting.append([pair for pair in charges if not pair[0].terms.lasts])
-        self._costs += [pair for pair in charges if pair[0].terms.cost_after is not None]
+        self._waiting.append([pair for pair in charges if not pair[0].terms.held])
+        for pair in charges:
+            if pair[0].terms.cost_after is not None:
+                self._costs = [*self._costs, pair]
         holding = held(charges)
         if holding:
             kept = HeldCharges(holding)
@@ -102,12 +106,13 @@ class _Settlement:
     def read(self, part: bytes | str) -> None:
         """Note a part of the body that is sent."""
         if self._costs:
+            self._body = self._body or Body()
             self._body.add(part.encode() if isinstance(part, str) else part)
 
     def _correction(self) -> Correction:
         """Return what corrects the costs to what the view or the response tells. An unknown cost stays the estimate."""
         costs, self._costs, told = self._costs, [], self._told
-        ended = self._body.of(self._response, complete=self.complete)
+        ended = (self._body or Body()).of(self._response, complete=self.complete)
         found = [
             (
                 check,
@@ -193,8 +198,12 @@ class Settlement(_Settlement):
                 given += charges
         return given
 
-    def going_on(self) -> None:
-        """Renew the held charges if a third of the lease has passed. Call it while the response is being sent."""
+    def going_on(self, part: bytes | str = b"") -> None:
+        """Note a part of the body, and renew the held charges if a third of the lease has passed. Call it while the
+        response is being sent.
+        """
+        if self._costs:
+            self.read(part)
         if self._is_stale():
             for each in self._held:
                 with suppress(StoreError):
@@ -259,13 +268,15 @@ class AsyncSettlement(_Settlement):
                 given += charges
         return given
 
-    async def going_on(self) -> None:
+    async def going_on(self, part: bytes | str = b"") -> None:
+        if self._costs:
+            self.read(part)
         if self._is_stale():
             await self._steps.do(self._renew)
 
     async def ended(self) -> None:
         self.is_over = True
-        if self.holds:
+        if self._held or self._costs:  # not `holds`: a call less in each request
             await self._steps.do(self._end)
 
     async def sent(self) -> None:
@@ -273,7 +284,7 @@ class AsyncSettlement(_Settlement):
         have begun.
         """
         self.complete = True
-        if self.holds:
+        if self._held or self._costs:
             await self._steps.do(partial(self._end, outside=True))
 
     async def release(self, released: Sequence[HeldCharges]) -> None:
@@ -295,7 +306,7 @@ class AsyncSettlement(_Settlement):
     def end_soon(self) -> None:
         """Do the same as `ended`, from a callback of the event loop that serves the request."""
         self.is_over = True
-        if self.holds:
+        if self._held or self._costs:
             self._steps.start(self._end)
 
     async def release_late(self, decision: Decision) -> None:
