@@ -282,7 +282,8 @@ def test_functions_of_a_rule_by_dotted_names() -> None:
     costs = {"estimate": "shop.by_team", "cost_after": "shop.by_team"}
     [rule] = list(Settings(rules=[{"name": "a", "quota": "9/day", **costs}]).rules)
     assert isinstance(rule, Rule)
-    assert [rule.estimate, rule.cost_after] == [by_team] * 2
+    given_functions: list[object] = [rule.estimate, rule.cost_after]
+    assert given_functions == [by_team] * 2
     given = {"name": "a", "quota": "shop.by_team", "cost": "shop.by_team", "when": "shop.by_team"}
     [rule] = list(Settings(rules=[given]).rules)
     assert isinstance(rule, Rule)
