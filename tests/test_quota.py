@@ -63,6 +63,8 @@ REFUSED = [  # text, and what the error must say
     ("1_00/minute", "not a whole number"),
     ("1000_000/minute", "not a whole number"),
     ("_1_000/minute", "cannot be read"),
+    ("1__000/minute", "not a whole number"),
+    ("1_000_/minute", "not a whole number"),
     ("+5/minute", "not a whole number"),
     ("1e3/minute", "cannot be read"),
     ("", "the text is empty"),

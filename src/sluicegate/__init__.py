@@ -11,7 +11,7 @@ from sluicegate.concurrency import Concurrency
 from sluicegate.errors import ConfigurationError, SluicegateError, SluicegateWarning, StoreError
 from sluicegate.limiter import AsyncLimiter, Limiter
 from sluicegate.plan import Decision, Outcome, RateLimitExceeded
-from sluicegate.quota import Quota
+from sluicegate.quota import Calendar, Quota
 
 if TYPE_CHECKING:
     from sluicegate.rules.ban import Ban
@@ -25,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncLimiter",
     "Ban",
+    "Calendar",
     "Concurrency",
     "ConfigurationError",
     "Decision",

@@ -120,6 +120,22 @@ def _checked(what: str, given: object, moment_us: int | None) -> int:
     raise ConfigurationError(what, given, problem=problem, expected=expected)
 
 
+_ahead_us: Final = [0]  # the last difference of the two clocks
+
+
+def calendar_us(clock: Clock | None) -> tuple[int, int]:
+    """Return the microseconds since 1970, and by how much they are ahead of what this clock, or without one the
+    machine's monotonic clock, returns. The difference changes only when somebody sets the machine's time.
+    """
+    if clock is not None:
+        return read_us(clock), 0
+    now = monotonic_ns() // 1000
+    ahead, found = _ahead_us[0], time.time_ns() // 1000 - now
+    if abs(found - ahead) > MICROSECOND // 10:  # less is the time between the two readings
+        ahead = _ahead_us[0] = found
+    return now + ahead, ahead
+
+
 epoch_seconds: Final = time.time
 """Wall-clock seconds since 1970: for header fields that carry a moment, never for an interval."""
 

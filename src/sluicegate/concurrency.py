@@ -47,6 +47,8 @@ class Concurrency(Frozen):
         except QuotaError as wrong:
             what = "lease" if wrong.what == "period" else wrong.what
             raise QuotaError(what, wrong.given, problem=wrong.problem, expected=wrong.expected) from None
+        if quota.calendar is not None:
+            raise QuotaError("lease", lease, problem="not a length of time", expected="give seconds or a timedelta")
         object.__setattr__(self, "quota", quota)
 
     def __eq__(self, other: object) -> bool:
@@ -90,8 +92,8 @@ class Concurrency(Frozen):
             quota = Quota.parse(f"{match[1]} per {'minute' if match[2] is None else match[2]}")
         except QuotaError as wrong:
             raise QuotaError("concurrency", text, problem=wrong.problem, expected=_FORM) from None
-        if quota.burst is not None:
-            raise QuotaError("concurrency", text, problem="has a burst", expected=_FORM)
+        if quota.burst is not None or quota.calendar is not None:
+            raise QuotaError("concurrency", text, problem="has a burst or a calendar", expected=_FORM)
         made = cls.__new__(cls)
         object.__setattr__(made, "quota", quota)
         return made

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, NoReturn
 from weakref import WeakValueDictionary
 
 from sluicegate.algorithms import DEFAULT, AlgorithmName, find
-from sluicegate.clock import MICROSECOND, Clock
+from sluicegate.clock import MICROSECOND, Clock, calendar_us
 from sluicegate.errors import (
     AsyncMismatchError,
     ConfigurationError,
@@ -45,7 +45,7 @@ from sluicegate.plan import (
 )
 from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.reservation import AsyncReservation, AsyncSlot, Reservation, Slot
-from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
+from sluicegate.rules.terms import Quotas, QuotaSpec, is_dated, make_terms, present, read, whole_cost
 from sluicegate.runtime.hidden import hide_secret, hide_store
 from sluicegate.stores import (
     DEADLINE,
@@ -196,6 +196,10 @@ class _Engine(Generic[_AnyStore]):
         if (accept := getattr(self.opened, "accept", None)) is not None:
             accept(terms)
 
+    def present(self, terms: tuple[Terms, ...]) -> tuple[Terms, ...]:
+        """Return the terms of now, in place of those whose windows end with the calendar."""
+        return present(terms, *calendar_us(self._options.clock_of(self.opened)))
+
     def _remembered(self, text: str) -> set[str]:
         """Return the ids of the rules under which the wrappers remember something of an identity."""
         remembered: Callable[[str], set[str]] | None = getattr(self._store, "remembered", None)
@@ -257,8 +261,8 @@ class Runs(dict[tuple[Terms, ...], Any]):
 
 
 _INSIDE: Final = frozenset(  # not for users: `dir` leaves these out
-    {"accept", "check_loop", "decide", "events", "existing", "on_made", "opened", "own", "run", "runs", "store"}
-    | {"take", "text", "use"}
+    {"accept", "check_loop", "decide", "events", "existing", "on_made", "opened", "own", "present", "run", "runs"}
+    | {"store", "take", "text", "use"}
 )
 OPTIONS: Final = tuple(_Engine.__init__.__kwdefaults__ or ())
 """The names of a limiter's options. Settings have each of them under the same name."""
@@ -759,12 +763,13 @@ class AsyncLimiter(_Engine[AsyncStore]):
 class _Limit(Generic[_AnyLimiter]):
     """The common part of both prepared limits."""
 
-    __slots__ = ("_held", "_limiter", "_terms")
+    __slots__ = ("_dated", "_held", "_limiter", "_terms")
 
     def __init__(self, limiter: _AnyLimiter, terms: tuple[Terms, ...]) -> None:
         self._limiter = limiter
         self._terms = terms
         self._held = terms[0].held
+        self._dated = is_dated(terms)
 
     def __call__(self, view: object, *_: object, **__: object) -> NoReturn:
         """Raise RuleError: in other libraries the limit of a limiter is a decorator."""
@@ -783,7 +788,7 @@ class _Limit(Generic[_AnyLimiter]):
             given, problem = f"{self._terms[0].limit} at once", "a Concurrency, whose slot must be released"
             raise QuotaError("quota", given, problem=problem, expected="use hold")
         text, checks = self._limiter.text(identity), _NO_CHECKS
-        for terms in self._terms:
+        for terms in self._limiter.present(self._terms) if self._dated else self._terms:
             checks += (new(Check, (terms, text, cost)),)
         return checks
 
@@ -807,8 +812,8 @@ class Limit(_Limit[Limiter]):
 
     def hit(self, identity: object, cost: int = 1) -> Decision:
         """Charge `cost` units to an identity if every quota allows them, or else charge nothing."""
-        limiter = self._limiter
-        return limiter.decide(limiter.runs["charge"][self._terms], self._checks(identity, cost))
+        limiter, checks = self._limiter, self._checks(identity, cost)
+        return limiter.decide(limiter.runs["charge"][terms_of(checks) if self._dated else self._terms], checks)
 
     def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
@@ -845,8 +850,8 @@ class AsyncLimit(_Limit[AsyncLimiter]):
 
     async def hit(self, identity: object, cost: int = 1) -> Decision:
         """Charge `cost` units to an identity if every quota allows them, or else charge nothing."""
-        limiter = self._limiter
-        made = limiter.decide(limiter.runs["charge"][self._terms], self._checks(identity, cost))
+        limiter, checks = self._limiter, self._checks(identity, cost)
+        made = limiter.decide(limiter.runs["charge"][terms_of(checks) if self._dated else self._terms], checks)
         return made if type(made) is Decision else await made
 
     async def peek(self, identity: object, cost: int = 1) -> Decision:

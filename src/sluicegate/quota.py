@@ -1,14 +1,18 @@
-"""Quota: a number of units per period. This module has the value, its parser and its printer."""
+"""Quota: a number of units per period. This module has the value, its parser and its printer, and Calendar: a period
+that ends when the calendar says so.
+"""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from sluicegate.errors import QuotaError, nearest, shows_half_made
 
 if TYPE_CHECKING:  # imported only where needed: these imports are a third of the time to import sluicegate
-    from datetime import timedelta
+    from datetime import date, timedelta, tzinfo
     from fractions import Fraction
 
 MAX_LIMIT: Final = 10**15 - 1  # the largest Integer of a Structured Field (RFC 9651 §3.3.1)
@@ -34,13 +38,22 @@ _UNITS: Final = {
     **{name: days * _SPANS["day"] for name, days in (("month", 30), ("months", 30), ("year", 365), ("years", 365))},
 }
 _KNOWN: Final = "use second, minute, hour, day, week, month (30 days) or year (365 days)"
-_FORM: Final = 'write it like "10/minute", "10 per 5 minutes" or "1/second burst 20"'
+_FORM: Final = 'write it like "10/minute", "10 per 5 minutes", "1/second burst 20" or "100/calendar day"'
 LONGEST: Final = 1_000  # a longer text is not read
+_UTC: Final = "UTC"
 _DIGITS: Final = 30  # digits; a longer number is not read: Python converts at most 4,300
 _NUMBER: Final = r"[+-]?[0-9][0-9_.]*"
 _PART: Final = (  # not compiled here: that would be a tenth of the time to import sluicegate
     rf"\s*(?P<limit>{_NUMBER})\s*(?:/|\bper\b)\s*(?:(?P<times>{_NUMBER})\s*)?(?P<unit>[^\W\d_]+)"
     rf"(?:\s+burst\s+(?P<burst>{_NUMBER}))?\s*"
+)
+# The seconds of the shortest window of each unit, unless the clocks are changed in it.
+CALENDAR_UNITS: Final = {"hour": 3_600, "day": 86_400, "week": 604_800, "month": 2_419_200, "year": 31_536_000}
+_DAYS: Final = {"hour": 1, "day": 1, "week": 7}  # the hours of a day are counted from its midnight
+_MONTHS: Final = {"month": 1, "year": 12}
+_DATED: Final = (
+    rf"\s*(?P<limit>{_NUMBER})\s*(?:/|\bper\b)\s*calendar\s+(?P<unit>\w+)"
+    r"(?:\s+in\s+(?P<tz>\S+))?(?:\s+from\s+(?P<anchor>\S+))?\s*"
 )
 
 
@@ -60,10 +73,132 @@ class Frozen:
 
 
 @shows_half_made
+class Calendar(Frozen):
+    """A window of the calendar, as the period of a Quota: each hour, day, week, month or year of a time zone.
+
+    - `unit`: "hour", "day", "week", "month" or "year". The hours of a day are counted from midnight.
+    - `tz`: the name of a time zone, as "Europe/Berlin". It says when a day begins.
+    - `anchor`: a date, or its text, on which a window begins. Of a month its day counts, of a year its month and day,
+      of a week its weekday: equal calendars have equal windows. A month without that day begins a window on its last
+      day. Without an anchor a month begins on the 1st, a year on January 1 and a week on Monday. Any date begins a day.
+
+    Raises QuotaError for wrong arguments, and for a zone that this system does not have.
+
+    >>> from datetime import date
+    >>> monthly = Calendar("month", tz="Europe/Berlin", anchor=date(2024, 5, 31))
+    >>> str(Quota(10_000, monthly)), monthly == Calendar("month", tz="Europe/Berlin", anchor="2025-07-31")
+    ('10000/calendar month in Europe/Berlin from 2000-01-31', True)
+    """
+
+    __slots__ = ("anchor", "tz", "unit")
+
+    unit: str
+    tz: str
+    anchor: date
+
+    def __init__(self, unit: str, *, tz: str = _UTC, anchor: date | str | None = None) -> None:
+        if not isinstance(unit, str) or unit not in CALENDAR_UNITS:
+            expected = nearest(unit, CALENDAR_UNITS, f"use one of {', '.join(CALENDAR_UNITS)}")
+            raise QuotaError("calendar", unit, problem="no such window", expected=expected)
+        _zone(tz if isinstance(tz, str) else repr(tz))
+        for name, value in (("unit", unit), ("tz", tz), ("anchor", _anchor(unit, anchor))):
+            object.__setattr__(self, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Calendar) and (self.unit, self.tz, self.anchor) == (other.unit, other.tz, other.anchor)
+
+    def __hash__(self) -> int:
+        return hash((self.unit, self.tz, self.anchor))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(type(self), self.unit, tz=self.tz, anchor=str(self.anchor)), ()
+
+    def __str__(self) -> str:
+        zone = "" if self.tz == _UTC else f" in {self.tz}"
+        return f"calendar {self.unit}{zone}{'' if self.anchor == _anchor(self.unit) else f' from {self.anchor}'}"
+
+    def __repr__(self) -> str:
+        return f"Calendar({self.unit!r}, tz={self.tz!r}, anchor={str(self.anchor)!r})"
+
+    def window(self, now_us: int) -> tuple[int, int, int]:
+        """Return when the window of this time begins and ends, and when the next one ends: microseconds since 1970.
+
+        >>> [end - start for start, end in [Calendar("day", tz="Europe/Berlin").window(1_774_750_000 * 10**6)[:2]]]
+        [82800000000]
+        """
+        from datetime import datetime
+
+        now, step = now_us // _SECOND, 3_600
+        number = self._number(datetime.fromtimestamp(now, _zone(self.tz)).date()) - 1
+        while (end := self._begins(number + 1)) <= now:  # a zone may reach one day twice
+            number += 1
+        start, following, number = self._begins(number), end, number + 2
+        while following == end:  # a zone may leave out a day
+            following, number = self._begins(number), number + 1
+        if self.unit == "hour":
+            start += (now - start) // step * step
+            midnight, end = end, min(start + step, end)
+            following = min(end + step, midnight) if end < midnight else end + step
+        return start * _SECOND, end * _SECOND, following * _SECOND
+
+    def _number(self, day: date) -> int:
+        """Return the number of the window in which a day lies, unless that begins later in the same month."""
+        if self.unit in _DAYS:
+            return (day.toordinal() - self.anchor.toordinal()) // _DAYS[self.unit]
+        return (12 * day.year + day.month - self.anchor.month) // _MONTHS[self.unit]
+
+    def _begins(self, number: int) -> int:
+        """Return when a window of this number begins, in seconds: midnight, or the first moment after it."""
+        from calendar import monthrange
+        from datetime import date, datetime
+
+        if self.unit in _DAYS:
+            day = date.fromordinal(self.anchor.toordinal() + _DAYS[self.unit] * number)
+        else:
+            year, month = divmod(_MONTHS[self.unit] * number + self.anchor.month - 1, 12)
+            day = date(year, month + 1, min(self.anchor.day, monthrange(year, month + 1)[1]))
+        return int(datetime(day.year, day.month, day.day, tzinfo=_zone(self.tz)).timestamp())
+
+
+def _anchor(unit: str, given: date | str | None = None) -> date:
+    """Return the first day from 2000 on that begins the same windows, so that a service has few different calendars."""
+    from datetime import date, timedelta
+
+    monday = date(2000, 1, 3)
+    if given is None:
+        return monday if unit == "week" else date(2000, 1, 1)
+    try:
+        found = date.fromisoformat(str(given))
+    except ValueError:
+        expected = 'give a date, or text like "2024-01-31"'
+        raise QuotaError("anchor", given, problem="not a date", expected=expected) from None
+    if unit == "week":
+        return monday + timedelta(days=found.weekday())
+    return date(2000, found.month if unit == "year" else 1, found.day if unit in _MONTHS else 1)
+
+
+@lru_cache(maxsize=1024)
+def _zone(name: str) -> tzinfo:
+    """Return a time zone. Raises QuotaError for one that this system does not have."""
+    from zoneinfo import ZoneInfo, available_timezones
+
+    if name == _UTC:
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as error:
+        known = available_timezones()
+        problem = "no such time zone" if known else "this system has no time zones"
+        expected = nearest(name, known, "give a name like Europe/Berlin") if known else "install the package tzdata"
+        raise QuotaError("tz", name, problem=problem, expected=expected) from error
+
+
+@shows_half_made
 class Quota(Frozen):
     """A rate: `limit` units in any `period`, with an optional `burst`.
 
-    `period` is given in seconds (or as a timedelta) and kept as whole microseconds in `period_us`. `burst` is for the
+    `period` is given in seconds (or as a timedelta) and kept as whole microseconds in `period_us`. It may be a Calendar
+    instead: then the limit holds in each of its windows, and `period_us` is the shortest of them. `burst` is for the
     bucket algorithms only: the number of units that may pass at the same moment after an idle time. Note that 60 per
     minute and 1 per second with a burst of 60 are the same bucket. Raises QuotaError for wrong arguments.
 
@@ -73,16 +208,21 @@ class Quota(Frozen):
     ('10 per 5 minutes', '1/second burst 20')
     """
 
-    __slots__ = ("burst", "limit", "period_us")
+    __slots__ = ("burst", "calendar", "limit", "period_us")
     __match_args__ = ("limit", "period_us", "burst")
 
     limit: int
     period_us: int
     burst: int | None
+    calendar: Calendar | None
 
-    def __init__(self, limit: int, period: float | Fraction | timedelta, *, burst: int | None = None) -> None:
+    def __init__(
+        self, limit: int, period: float | Fraction | timedelta | Calendar, *, burst: int | None = None
+    ) -> None:
+        calendar = period if isinstance(period, Calendar) else None
         object.__setattr__(self, "limit", _whole(limit, "limit"))
-        object.__setattr__(self, "period_us", _microseconds(period))
+        object.__setattr__(self, "calendar", calendar)
+        object.__setattr__(self, "period_us", _microseconds(CALENDAR_UNITS[calendar.unit] if calendar else period))
         object.__setattr__(self, "burst", None if burst is None else _whole(burst, "burst"))
 
     def __eq__(self, other: object) -> bool:
@@ -94,8 +234,8 @@ class Quota(Frozen):
     def __reduce__(self) -> tuple[object, ...]:
         return (Quota.parse, (str(self),))
 
-    def _facts(self) -> tuple[int, int, int | None]:
-        return self.limit, self.period_us, self.burst
+    def _facts(self) -> tuple[int, int, int | None, Calendar | None]:
+        return self.limit, self.period_us, self.burst, self.calendar
 
     @property
     def period(self) -> float:
@@ -153,15 +293,17 @@ class Quota(Frozen):
 
     @property
     def span(self) -> str:
-        """The period in words: "minute", "5 minutes"."""
+        """The period in words: "minute", "5 minutes", "calendar month"."""
+        if self.calendar is not None:
+            return f"calendar {self.calendar.unit}"
         (unit, us), *_ = [(name, us) for name, us in _SPANS.items() if self.period_us % us == 0]
         times = self.period_us // us
         return unit if times == 1 else f"{times} {unit}s"
 
     def __str__(self) -> str:
         """Return the text that parses back to this quota."""
-        span = self.span
-        rate = f"{self.limit} per {span}" if " " in span else f"{self.limit}/{span}"
+        span = self.span if self.calendar is None else str(self.calendar)
+        rate = f"{self.limit} per {span}" if span[0].isdecimal() else f"{self.limit}/{span}"
         return rate if self.burst is None else f"{rate} burst {self.burst}"
 
     def __repr__(self) -> str:
@@ -180,7 +322,7 @@ def _parse_part(part: str, text: str) -> Quota:
         if re.fullmatch("[0-9]{1,3}(_[0-9]{3})+", given):
             given = given.replace("_", "")
         if not given.isdecimal():
-            raise error(f'"{given}" is not a whole number', "give a whole number, without fraction or separator")
+            raise error(f'"{given}" is not a whole number', "give a whole number, without fraction")
         if len(given) > _DIGITS:
             raise error(f"{field} has {len(given)} digits", f"give at most {MAX_LIMIT}")
         if int(given) == 0:
@@ -191,6 +333,13 @@ def _parse_part(part: str, text: str) -> Quota:
         if not text.strip():
             raise error("the text is empty")
         raise error("an empty part", "leave out the separator that has nothing on one side")
+    dated = re.fullmatch(_DATED, part, re.IGNORECASE)
+    if dated is not None:
+        limit = number("limit", dated["limit"])
+        try:
+            return Quota(limit, Calendar(dated["unit"].lower(), tz=dated["tz"] or _UTC, anchor=dated["anchor"]))
+        except QuotaError as wrong:
+            raise error(f"its {wrong.what}: {wrong.problem}", wrong.expected) from None
     match = re.fullmatch(_PART, part, re.IGNORECASE)
     if match is None:
         if re.search(r"[0-9],[0-9]", text):

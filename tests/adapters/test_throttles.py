@@ -126,6 +126,8 @@ RATES: list[tuple[Any, Any, str | None]] = [
     ("10/5m", DrfOwn, "10 per 5 minutes"),
     ("10/minute; 100/day", DrfOwn, "10/minute; 100/day"),
     ("1/second burst 20", DrfOwn, "1/second burst 20"),
+    ("10_000/calendar month", DrfOwn, "10000/calendar month"),
+    ("100/calendar day in Europe/Berlin", NinjaOwn, "100/calendar day in Europe/Berlin"),
     (Quota(7, 60), DrfOwn, "7/minute"),
     ("100/10", NinjaOwn, "100 per 10 seconds"),
     ("10_000/7d", NinjaOwn, "10000/week"),

@@ -11,7 +11,7 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import Protocol
 
-from sluicegate.clock import Clock
+from sluicegate.clock import MICROSECOND, Clock
 from sluicegate.plan import NEVER, Outcome, Plan, Terms, charged
 
 
@@ -81,6 +81,31 @@ class Window:
             self.hits.append((at, -min(units, used)))
 
 
+class Dated:
+    """Hits by the end of their window. Windows before and after the two that the terms know are as long as these."""
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+
+    def _end(self, at: int, terms: Terms) -> int:
+        length, following = (seconds * MICROSECOND for seconds in divmod(terms.params[2], 2**25))
+        edge = terms.params[1] + length
+        length = length if at < edge else following
+        return edge - (edge - 1 - at) // length * length
+
+    def used(self, at: int, terms: Terms) -> Fraction:
+        return Fraction(self.counts.get(self._end(at, terms), 0))
+
+    def add(self, at: int, units: int, terms: Terms) -> None:
+        used = int(self.used(at, terms))
+        self.counts = {self._end(at, terms): min(used + units, max(used, terms.params[0]))}
+
+    def take(self, at: int, units: int, terms: Terms, *, now: int) -> None:
+        end = self._end(now, terms)
+        if self._end(at, terms) == end:
+            self.counts[end] = max(0, self.counts.get(end, 0) - units)
+
+
 class TwoWindows:
     """Hits by the number of their window, counted from the first hit; the last window weighs what is in sight of it."""
 
@@ -135,6 +160,7 @@ KINDS: dict[str, Callable[[], Budget]] = {
     "sliding-log": Log,
     "sliding-counter": TwoWindows,
     "fixed-window": Window,
+    "calendar": Dated,
     "gcra": Meter,
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluicegate.algorithms import ALGORITHMS, find
+from sluicegate.algorithms import ALGORITHMS, KEPT, find
 from sluicegate.quota import Quota
 from tests.algorithms.exam import AlgorithmExam
 
@@ -42,6 +42,13 @@ class TestGcra(AlgorithmExam):
 
     def guarantee(self, quota: Quota) -> int:
         return quota.limit + (quota.limit if quota.burst is None else quota.burst)
+
+
+class TestCalendar(AlgorithmExam):
+    algorithm = KEPT["calendar"]
+
+    def guarantee(self, quota: Quota) -> int:
+        return 2 * quota.limit
 
 
 def test_none_is_missing() -> None:

@@ -24,7 +24,7 @@ from sluicegate.testing import StoreExam
 from sluicegate.testing.driver import Driver, Play, acts_of
 from sluicegate.testing.held import STORIES, Outcomes, Story, at_once
 from sluicegate.testing.scenarios import LATEST, examples
-from sluicegate.testing.store import NAMES, plays
+from sluicegate.testing.store import EXAMINED, plays
 
 NEVER_PASSES: Final = Check(make_terms("never", (Quota(1, 1),), algorithm="fixed-window")[0], "", 2)
 """A check that is always refused: replaces the enforced rules after they have refused."""
@@ -142,7 +142,7 @@ def _perform(story: Story, store: Driver, clock: ManualClock) -> None:
 class OwnExam(StoreExam):
     """The public exam, with the laws of shadow rules and of slots."""
 
-    @pytest.mark.parametrize("algorithm", NAMES)
+    @pytest.mark.parametrize("algorithm", EXAMINED)
     def test_shadow_rules_refuse_nothing_and_count_as_if_enforced(self, algorithm: str) -> None:
         @examples(self.examples)
         @given(plays(algorithm, shadow=st.sampled_from([True, True, False])))

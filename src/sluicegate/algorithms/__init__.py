@@ -43,7 +43,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Final, Literal, Protocol, cast
 
-from sluicegate.algorithms import ban, fixed_window, gcra, sliding_counter, sliding_log, sliding_window
+from sluicegate.algorithms import ban, calendar, fixed_window, gcra, sliding_counter, sliding_log, sliding_window
 from sluicegate.errors import AlgorithmError, nearest
 from sluicegate.plan import Outcome
 from sluicegate.quota import Quota
@@ -88,8 +88,8 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
     name: cast(Algorithm, module) for module in _MODULES for name in module.NAMES
 }
 DEFAULT: Final = "sliding-window"  # strict in any period, at any limit in little memory
-KEPT: Final[dict[str, Algorithm]] = {**ALGORITHMS, ban.NAMES[0]: cast(Algorithm, ban)}
-"""The algorithms that a store keeps state of: those of rules, and the one of bans."""
+KEPT: Final = ALGORITHMS | {each.NAMES[0]: cast(Algorithm, each) for each in (calendar, ban)}
+"""The algorithms that a store keeps state of: those of rules, that of quotas with a Calendar, and the one of bans."""
 
 
 def find(name: object) -> Algorithm:

@@ -18,6 +18,7 @@ import click
 from sluicegate.cli.application import Application, Limiting
 from sluicegate.cli.commands import Command
 from sluicegate.cli.output import Shell, console, plain, scanning
+from sluicegate.clock import Clock, calendar_us
 from sluicegate.errors import ConfigurationError, StoreError, is_foreign
 from sluicegate.identity import Digested, Identity, Seal, digest
 from sluicegate.identity import identity_text as plain_text
@@ -32,7 +33,7 @@ from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec, can_be
 from sluicegate.rules.rollout import EVERYBODY, shadows
 from sluicegate.rules.rule import METHODS, Rule
-from sluicegate.rules.terms import scope_text
+from sluicegate.rules.terms import present, scope_text
 from sluicegate.rules.tiers import Tiers
 from sluicegate.stores import open_store
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
@@ -67,6 +68,7 @@ class Blocking:
 
     def __init__(self, store: Any, runner: asyncio.Runner) -> None:
         self._store, self._runner = store, runner
+        self.clock: Clock | None = getattr(store, "clock", None)  # which is no method
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store, name)
@@ -216,7 +218,8 @@ class Budgets:
 
     def peek(self, checks: Iterable[tuple[Terms, str]]) -> tuple[Outcome, ...]:
         """Return the outcome of each pair of terms and an identity, at no cost. Charges nothing."""
-        plan = Plan(tuple([Check(terms, text, 0) for terms, text in checks]), charge=False)
+        time = calendar_us(getattr(self.store, "clock", None))
+        plan = Plan(tuple([Check(present((terms,), *time)[0], text, 0) for terms, text in checks]), charge=False)
         outcomes: tuple[Outcome, ...] = self.store.run(plan) if plan.checks else ()
         return outcomes
 

@@ -134,11 +134,13 @@ def _rule(bound: Bound, limiting: Limiting, endpoint: Endpoint) -> dict[str, Any
     rule, settings = bound.rule, limiting.settings
     known = rule.known
     held = bool(known) and all(isinstance(quota, Concurrency) for quota in known)
+    chosen = rule.algorithm or settings.algorithm
+    algorithms = dict.fromkeys(["calendar" if each.quota.calendar else chosen for each in bound.terms or ()])
     return {
         "name": rule.name,
         "quota": quota_of(rule),
         "key": key_text(limiting.gate.key_of(bound)),
-        "algorithm": "slots" if held else rule.algorithm or settings.algorithm,
+        "algorithm": "slots" if held else ", ".join(algorithms) or chosen,
         "on_store_failure": rule.on_store_failure or settings.on_store_failure,
         "options": _options(rule, own=endpoint.label),
     }

@@ -43,7 +43,7 @@ def ending(given: datetime | timedelta | float | str | None, now: int) -> int | 
         given = f"{given}s" if isinstance(given, str) and given.isdecimal() else given
         with suppress(ValueError):
             quota = Quota.parse(f"1/{given}") if isinstance(given, str) else Quota(1, given)
-            if quota.burst is None:
+            if quota.burst is None and quota.calendar is None:
                 return now + quota.period_us
     raise OverrideError("until", str(given), problem="neither a later moment nor a length of time", expected=_EXPECTED)
 

@@ -134,7 +134,7 @@ class Ready:
             and len({each.rule_id for each in self.terms}) == len(self.terms)
             and all([bound.terms is not None and bound.rule.when is None for bound in bounds])
             and (whole or (len(self.terms) == 1 and hasattr(bounds[0].rule.cost, "columns")))
-            and not any([each.held for each in self.terms])
+            and not any([each.held or each.quota.calendar for each in self.terms])
             and not any(special)
             and not any(others)
         )

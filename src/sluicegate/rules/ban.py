@@ -109,7 +109,7 @@ def _quota(ban: Ban, option: str, given: float | str | timedelta, *, limit: int 
     except QuotaError as wrong:
         problem = wrong.problem.replace(f'"{limit}/{given}"', "it")
         raise _error(ban, option, given, problem, expected) from None
-    if quota.burst is not None:
+    if quota.burst is not None or quota.calendar is not None:
         raise _error(ban, option, given, "not a length of time", expected)
     return quota
 

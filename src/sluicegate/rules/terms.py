@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 
-from sluicegate.algorithms import DEFAULT, find
+from sluicegate.algorithms import DEFAULT, KEPT, calendar, find
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import QuotaError, RuleError
 from sluicegate.identity import digest
@@ -20,6 +20,7 @@ Quotas = tuple[Quota, ...] | Concurrency
 REQUESTS: Final = 100  # with one key that are charged once; the next one is charged again
 _AT_ONCE: Final = "at"  # in keys it replaces the code of the algorithm
 _PLAIN: Final = r"[A-Za-z0-9_.\-]{0,64}"
+_MOST: Final = 4096  # terms whose present window is known
 
 
 @lru_cache(maxsize=4096)  # equal arguments return the same terms object, because caches have terms as keys
@@ -42,15 +43,17 @@ def make_terms(
 ) -> tuple[Terms, ...]:
     """Make terms for each quota of one name. If there are several quotas, their periods differ.
 
-    The default algorithm counts a Concurrency, whatever the rule's algorithm is. The lease is the window.
+    The default algorithm counts a Concurrency, whatever the rule's algorithm is. The lease is the window. A quota with
+    a Calendar has an algorithm of its own; `present` makes the terms of a request.
     """
     held = isinstance(quotas, Concurrency)
     if isinstance(quotas, Concurrency):
         quotas, algorithm = (quotas.quota,), DEFAULT
-    module = find(algorithm)
+    chosen = find(algorithm)
     _check_apart(quotas)
     terms: list[Terms] = []
     for quota in quotas:
+        module = chosen if quota.calendar is None else KEPT[calendar.NAMES[0]]
         params = module.params(quota)
         code = _AT_ONCE if held else module.CODE
         terms.append(
@@ -87,6 +90,30 @@ def make_terms(
     )
     record = record._replace(shadow=True, group=record.name, per=once_per)
     return tuple([each._replace(once=record) for each in terms])
+
+
+_present: Final[dict[Terms, Terms]] = {}
+
+
+@lru_cache(maxsize=_MOST)  # asked for each limit that is used once
+def is_dated(terms: tuple[Terms, ...]) -> bool:
+    """True if some of these terms have windows that end with the calendar: then `present` makes those of a request."""
+    return any([each.quota.calendar is not None for each in terms])
+
+
+def present(terms: tuple[Terms, ...], now: int, ahead: int) -> tuple[Terms, ...]:
+    """Return the same terms, and for those with a Calendar the terms of the window at this time of the calendar, which
+    is `ahead` of the store's clock. They are the same objects until the window ends.
+    """
+    found = []
+    for each in terms:
+        dated = each if each.quota.calendar is None else calendar.present(_present.get(each, each), now, ahead)
+        if dated is not each:
+            if len(_present) >= _MOST:
+                _present.clear()
+            _present[each] = dated
+        found.append(dated)
+    return tuple(found)
 
 
 def read(given: object) -> Quotas:

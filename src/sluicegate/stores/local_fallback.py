@@ -196,6 +196,8 @@ def _divided(terms: Terms, replicas: int) -> Terms:
     """Return the terms of one of `replicas` processes, under the same name and key."""
     if replicas == 1 or terms.algorithm == BAN:
         return terms
+    if terms.quota.calendar is not None:  # its windows stay
+        return terms._replace(params=(max(1, terms.limit // replicas), *terms.params[1:]))
     algorithm, period = ALGORITHMS[terms.algorithm], Fraction(terms.quota.period_us, MICROSECOND)
     least, capacity = max(1, terms.quota.limit // replicas), max(1, terms.limit // replicas)
     for limit, times, burst in (

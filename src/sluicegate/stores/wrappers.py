@@ -93,7 +93,7 @@ class StoreOptions:
         from sluicegate.stores.guard import AsyncGuardedStore, GuardedStore
         from sluicegate.stores.local_fallback import LocalFallback
 
-        clock = self._clock_of(store)
+        clock = self.clock_of(store)
         make = partial(Breaker, deadline=self.deadline, clock=clock, on_change=self.on_store_change)
         kind: Any = partial(AsyncGuardedStore, deadline=self.deadline) if asynchronous else GuardedStore
         return kind(
@@ -105,7 +105,7 @@ class StoreOptions:
             measured=self.measured,
         )
 
-    def _clock_of(self, store: object) -> Clock | None:
+    def clock_of(self, store: object) -> Clock | None:
         """Return the clock of the wrappers: the one given here or to the store, because all of them must agree."""
         return getattr(store, "clock", None) if self.clock is None else self.clock
 

@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from sluicegate.algorithms import Algorithm
+from sluicegate.algorithms import Algorithm, calendar
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import AlgorithmError
 from sluicegate.plan import Outcome
-from sluicegate.quota import Quota
+from sluicegate.quota import CALENDAR_UNITS, Calendar, Quota
 
 START_US: Final = (10**15, 1_760_000_000_123_457)  # 16 digits: more than tostring() keeps in Lua
 LONGEST: Final = 24  # steps of one story
@@ -101,5 +101,7 @@ def quotas(algorithm: Algorithm, limits: st.SearchStrategy[int] = LIMITS) -> st.
     bursts: st.SearchStrategy[int | None] = st.none()
     if takes(algorithm, Quota(1, 1, burst=1)):
         bursts = st.one_of(st.none(), limits)
-    periods = PERIODS_US.map(lambda us: Fraction(us, MICROSECOND))
+    periods: st.SearchStrategy[Fraction | Calendar] = PERIODS_US.map(lambda us: Fraction(us, MICROSECOND))
+    if algorithm.NAMES == calendar.NAMES:
+        periods = st.sampled_from([Calendar(unit) for unit in CALENDAR_UNITS])
     return st.builds(Quota, limits, periods, burst=bursts).filter(lambda quota: takes(algorithm, quota))

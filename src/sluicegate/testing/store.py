@@ -19,12 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicegate.algorithms import ALGORITHMS
-from sluicegate.clock import MICROSECOND, Clock, ManualClock
+from sluicegate.algorithms import ALGORITHMS, DEFAULT, KEPT
+from sluicegate.clock import MICROSECOND, Clock, ManualClock, calendar_us
 from sluicegate.plan import NEVER, Check, Outcome, Plan, Terms
-from sluicegate.quota import Quota
+from sluicegate.quota import Calendar, Quota
 from sluicegate.rules.rollout import shadows
-from sluicegate.rules.terms import make_terms
+from sluicegate.rules.terms import make_terms, present
 from sluicegate.stores import AsyncStore, Store
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.testing.driver import Act, Driver, Play, acts_of
@@ -32,6 +32,7 @@ from sluicegate.testing.held import HeldLaws
 from sluicegate.testing.scenarios import COSTS, LONGEST, MOMENTS, WAITS, examples, quotas, takes
 
 NAMES: Final = tuple(dict.fromkeys(module.NAMES[0] for module in ALGORITHMS.values()))
+EXAMINED: Final = (*NAMES, "calendar")
 HOSTILE: Final = ("", "\0", "\n", "a:b", "a", "{a}", "}{", "ü", "\ud800", "\udfff", "a\0b", "x" * 1_000_000, "*", "a b")
 SELDOM: Final = st.sampled_from([False, False, False, True])
 
@@ -41,7 +42,9 @@ def terms(
 ) -> Terms:
     """Return the terms of a rule with this quota."""
     quota = Quota.parse(quota) if isinstance(quota, str) else quota
-    made = make_terms(scope, (quota,), algorithm=algorithm, counted=counted)
+    if algorithm == "calendar":  # which is that of the quota, not of the rule
+        quota, algorithm = Quota(quota.limit, quota.calendar or Calendar(quota.span)), DEFAULT
+    made = present(make_terms(scope, (quota,), algorithm=algorithm, counted=counted), ManualClock().now_us(), 0)
     return (shadows(made) if shadow else made)[0]
 
 
@@ -85,7 +88,7 @@ class StoreExam(HeldLaws):
         """Return a store with fresh identities."""
         return Driver(self.make_store(clock), self.runner)
 
-    @pytest.mark.parametrize("algorithm", NAMES)
+    @pytest.mark.parametrize("algorithm", EXAMINED)
     def test_every_outcome_is_that_of_the_reference(self, algorithm: str) -> None:
         @examples(self.examples)
         @given(plays(algorithm))
@@ -96,7 +99,7 @@ class StoreExam(HeldLaws):
 
         examine()
 
-    @pytest.mark.parametrize("algorithm", NAMES)
+    @pytest.mark.parametrize("algorithm", EXAMINED)
     def test_it_admits_the_limit_and_returns_outcomes_in_order(self, store: Driver, algorithm: str) -> None:
         plan = Plan((Check(terms(algorithm, "5/hour"), "a", 1), Check(terms(algorithm, "3/day", scope="b"), "a", 1)))
         outcomes = [store.run(plan) for _ in range(5)]
@@ -104,7 +107,7 @@ class StoreExam(HeldLaws):
         assert [(one.limit, one.remaining) for one, _ in outcomes] == [(5, 4), (5, 3), (5, 2), (5, 2), (5, 2)]
         assert [(two.limit, two.remaining) for _, two in outcomes] == [(3, 2), (3, 1), (3, 0), (3, 0), (3, 0)]
 
-    @pytest.mark.parametrize("algorithm", NAMES)
+    @pytest.mark.parametrize("algorithm", EXAMINED)
     def test_a_peek_charges_nothing(self, store: Driver, algorithm: str) -> None:
         check = Check(terms(algorithm, "1/hour"), "a", 1)
         for _ in range(3):
@@ -113,7 +116,7 @@ class StoreExam(HeldLaws):
         assert store.run(Plan((check,)))[0].allowed
         assert not store.run(Plan((check,), charge=False))[0].allowed
 
-    @pytest.mark.parametrize("algorithm", NAMES)
+    @pytest.mark.parametrize("algorithm", EXAMINED)
     def test_forget_resets_one_budget(self, store: Driver, algorithm: str) -> None:
         one, two = (Check(terms(algorithm, "1/hour", scope=scope), "a", 1) for scope in ("one", "two"))
         assert all(outcome.allowed for outcome in store.run(Plan((one, two))))
@@ -121,7 +124,7 @@ class StoreExam(HeldLaws):
         store.forget(one.terms.rule_id, "nobody")
         assert [outcome.allowed for outcome in store.run(Plan((one, two)))] == [True, False]
 
-    @pytest.mark.parametrize("algorithm", NAMES)
+    @pytest.mark.parametrize("algorithm", EXAMINED)
     def test_a_refund_returns_what_was_charged(self, store: Driver, algorithm: str) -> None:
         once = Plan((Check(terms(algorithm, "1/hour"), "a", 1), Check(terms(algorithm, "5/day", scope="b"), "a", 2)))
         for _ in range(3):
@@ -151,6 +154,15 @@ class StoreExam(HeldLaws):
         with closing(self.drive(None)) as store:
             assert next(number for number in count() if not store.run(plan)[0].allowed and number >= 6)
 
+    def test_its_own_clock_knows_the_calendar(self) -> None:
+        with closing(self.drive(None)) as store:
+            now, ahead = calendar_us(None)
+            made = present(make_terms("exam", (Quota(3, Calendar("month")),), algorithm=DEFAULT), now, ahead)
+            [outcome] = store.run(Plan((Check(made[0], "a", 1),)))
+            late = [now + outcome.reset_after - end for end in Calendar("month").window(now)[1:]]
+            assert outcome.remaining == 2
+            assert min(map(abs, late)) < 10 * MICROSECOND
+
     def test_close_may_be_called_twice(self) -> None:
         store = self.drive(ManualClock())
         store.run(Plan((Check(terms("fixed-window", "1/hour"), "a", 1),)))
@@ -161,19 +173,19 @@ class StoreExam(HeldLaws):
 @st.composite
 def plays(draw: st.DrawFn, algorithm: str, shadow: st.SearchStrategy[bool] = SELDOM) -> Play:
     """Stories of quotas with this algorithm, alone or with quotas of other algorithms. Several may be of one rule."""
-    names = [algorithm, *draw(st.lists(st.sampled_from(NAMES), max_size=2))]
+    names = [algorithm, *draw(st.lists(st.sampled_from(EXAMINED), max_size=2))]
     options = [(draw(st.booleans()), draw(shadow)) for _ in names]
     rules = []
     for number, name in enumerate(names):
         of_rule = draw(st.integers(0, number))
         counted, in_shadow = options[of_rule]
         make = partial(terms, name, scope=f"rule{number}", counted=counted, shadow=in_shadow)
-        quota = draw(quotas(ALGORITHMS[name]))
-        period = Fraction(quota.period_us, MICROSECOND)
+        quota = draw(quotas(KEPT[name]))
+        period = quota.calendar or Fraction(quota.period_us, MICROSECOND)
         others = st.integers(1, quota.limit).map(partial(Quota, period=period))
         if quota.burst is not None:
             others = st.builds(Quota, st.just(quota.limit), st.just(period), burst=st.integers(1, quota.burst))
-        other = draw(others.filter(partial(takes, ALGORITHMS[name])))
+        other = draw(others.filter(partial(takes, KEPT[name])))
         pair = [make(each)._replace(group=f"rule{of_rule}") for each in (quota, other)]
         rules.append((pair[0], pair[1]))
     kinds = st.sampled_from(["hit"] * 7 + ["peek", "forget", "change", "force", "refund", "refund"])

@@ -13,6 +13,7 @@ from sluicegate.plan import Terms
 from sluicegate.rules.key import Caller, ReadyKey
 from sluicegate.rules.rollout import EVERYBODY
 from sluicegate.rules.rule import METHODS, Rule
+from sluicegate.rules.terms import is_dated
 from sluicegate.web.endpoint import Endpoint
 
 Chosen = tuple[tuple[Terms, ...], int]
@@ -41,6 +42,7 @@ class Bound:
             self, "is_conditional", any([each is not None for each in (self.methods, self.path, rule.when)])
         )
         varies = terms is None or self.share != EVERYBODY or rule.per_method or not isinstance(rule.cost, int)
+        varies = varies or is_dated(terms or ())
         object.__setattr__(self, "fixed", None if varies else (terms, rule.cost))
 
     def holds(self, caller: Caller) -> bool:

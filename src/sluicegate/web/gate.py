@@ -45,7 +45,7 @@ from sluicegate.rules.key import (
 from sluicegate.rules.once import at_no_cost, retried, with_records
 from sluicegate.rules.rollout import EVERYBODY, picked, share
 from sluicegate.rules.rule import Rule
-from sluicegate.rules.terms import whole_cost
+from sluicegate.rules.terms import is_dated, whole_cost
 from sluicegate.rules.tiers import Tiers
 from sluicegate.rules.typed import typed_identity
 from sluicegate.runtime import fork
@@ -435,6 +435,8 @@ class _Rules:
             if type(cost) is Waiting:
                 return cost
             cost = whole_cost(f"rule {rule.name!r}: cost", cost)
+        if is_dated(terms):  # nor are they noted below: another window begins soon
+            return self.limiter.present(terms), cost
         if held is not None and bound.fixed is not None and share == EVERYBODY:
             keep(held.fixed, bound, (terms, cost))
         return terms, cost
