@@ -16,7 +16,7 @@ from sluicegate.stores import StoreChange
 from sluicegate.testing import AsyncAdapter, BrokenStore
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import AsyncGate, Gate
-from sluicegate.web.marks import EXEMPT, Mark, make_mark
+from sluicegate.web.marks import EXEMPT, EXEMPT_FROM_DEFAULTS, Mark, make_mark
 from sluicegate.web.settings import Settings
 
 
@@ -80,6 +80,7 @@ def place(*marks: Mark, names: tuple[str, ...] = ("home", "/"), label: str = "sh
 
 LIMIT = make_mark("5/minute")
 STRICT = make_mark("5/minute", override_defaults=True)
+BESIDE = make_mark("5/minute", override_defaults=False)
 RULES = [
     Rule(name="all", quota="9/minute"),
     Rule(name="route", quota="9/minute", route=["home", "other"]),
@@ -102,6 +103,24 @@ RULES = [
 )
 def test_which_rules_apply_at_an_endpoint(ask: Ask, at: Endpoint, expected: list[str]) -> None:
     [decision] = ask(settings(default_limits=["9/minute"], rules=RULES), at, Visitor())
+    assert names(decision) == expected
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        ((), ["default"]),
+        ((LIMIT,), ["reply"]),
+        ((STRICT,), ["reply"]),
+        ((BESIDE,), ["default", "reply"]),
+        ((BESIDE, LIMIT), ["reply", "reply-2"]),
+        ((EXEMPT_FROM_DEFAULTS,), []),
+    ],
+)
+def test_a_limit_replaces_the_defaults_where_the_setting_says_so(
+    ask: Ask, marks: tuple[Mark, ...], expected: list[str]
+) -> None:
+    [decision] = ask(settings(default_limits=["9/minute"], limits_replace_defaults=True), place(*marks), Visitor())
     assert names(decision) == expected
 
 

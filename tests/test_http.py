@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -21,12 +22,12 @@ from sluicegate.web.http import (
     DIALECTS,
     PROBLEM,
     Denial,
-    check_dialect,
     denial,
     fields_for,
     make_denial,
     merge,
     quoted,
+    read_dialect,
     retry_after,
     seconds,
     wants_text,
@@ -54,7 +55,7 @@ def out(limit: int, remaining: int, *, wait: float | None = 0.0, next_after: flo
     return Outcome(wait == 0.0, limit, remaining, wait_us, round(reset * SECOND), round(next_after * SECOND))
 
 
-def fields_of(decision: Decision, dialect: str = DRAFT, *, status: int = 200, epoch: float = 0) -> dict[str, str]:
+def fields_of(decision: Decision, dialect: Any = DRAFT, *, status: int = 200, epoch: float = 0) -> dict[str, str]:
     """The fields of a dialect by their names."""
     fields = fields_for(decision, dialect, epoch=epoch, status=status)
     assert len({name for name, _ in fields}) == len(fields)
@@ -207,6 +208,10 @@ TWO = made(("a", out(10, 9, next_after=1, reset=3.2)), ("b", out(100, 5, next_af
             },
         ),
         ("x-ratelimit", {"X-RateLimit-Limit": "100", "X-RateLimit-Remaining": "5", "X-RateLimit-Reset": "1051"}),
+        (
+            {"remaining": "X-Left", "limit": "X-Most"},
+            {"X-Most": "100", "X-Left": "5", "X-RateLimit-Reset": "1051"},
+        ),
         ("x-ratelimit-delta", {"X-RateLimit-Limit": "100", "X-RateLimit-Remaining": "5", "X-RateLimit-Reset": "51"}),
         (
             "openai",
@@ -218,8 +223,8 @@ TWO = made(("a", out(10, 9, next_after=1, reset=3.2)), ("b", out(100, 5, next_af
         ),
     ],
 )
-def test_dialects(dialect: str, expected: dict[str, str]) -> None:
-    assert fields_of(TWO, dialect, epoch=1000.25) == expected
+def test_dialects(dialect: Any, expected: dict[str, str]) -> None:
+    assert fields_of(TWO, read_dialect(dialect), epoch=1000.25) == expected
     assert set(DIALECTS) == {"draft-11", "draft-7", "draft-6", "x-ratelimit", "x-ratelimit-delta", "openai"}
 
 
@@ -245,13 +250,34 @@ def test_a_429_of_other_code_gets_only_the_policies() -> None:
 
 @pytest.mark.parametrize("dialect", ["draft-11", None])
 def test_a_dialect_is_known_or_none(dialect: str | None) -> None:
-    check_dialect(dialect)
+    assert read_dialect(dialect) == dialect
+
+
+def test_a_refusal_has_the_names_of_the_setting() -> None:
+    names = read_dialect({"limit": "X-Most"})
+    refused = denial(made(("a", out(10, 0, wait=1, reset=1))), names, epoch=1000)
+    assert {"X-Most": "10", "X-RateLimit-Reset": "1001"}.items() <= dict(refused.fields).items()
+    assert read_dialect(names) == names
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"limits": "X-Limit"}, '"limit"?'),
+        ({"limit": "X Limit"}, "headers: limit"),
+        ({"limit": 1}, "headers: limit"),
+        ({"limit": "X-Reset", "reset": "x-reset"}, "two fields of one name"),
+    ],
+)
+def test_wrong_names_of_fields_are_refused(given: Any, text: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(text)):
+        read_dialect(given)
 
 
 @pytest.mark.parametrize("dialect", ["draft-12", "", 11, ["draft-11"]])
 def test_an_unknown_dialect_is_refused(dialect: Any) -> None:
     with pytest.raises(SettingsError, match="draft-11, draft-7"):
-        check_dialect(dialect)
+        read_dialect(dialect)
 
 
 # Retry-After

@@ -79,6 +79,7 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
         "1000/day; 20/second",
         (Quota(1000, 86400), Quota(20, 1)),
     ),
+    "limits_replace_defaults": (True, "true", "true", True),
     "rules": (
         [Rule(name="login", quota="5/minute", key="ip")],
         '[{name = "login", quota = "5/minute", key = "ip"}]',

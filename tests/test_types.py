@@ -151,7 +151,7 @@ def test_the_options_for_type_checkers_are_the_settings_and_the_rules() -> None:
     own = {"name", "quota", "scope", "path", "route"}  # of the settings' rules, or arguments of their own
     assert get_type_hints(RuleOptions) == {each.name: rule[each.name] for each in fields(Rule) if each.name not in own}
     assert get_type_hints(MarkOptions) == {
-        **get_type_hints(RuleOptions), "scope": rule["scope"], "name": str | None, "override_defaults": bool
+        **get_type_hints(RuleOptions), "scope": rule["scope"], "name": str | None, "override_defaults": bool | None
     }  # fmt: skip
     assert set(get_args(AlgorithmName)) == set(ALGORITHMS)
     assert set(get_args(DialectName)) == set(DIALECTS)

@@ -37,7 +37,7 @@ _ELSEWHERE: Final = {  # the names elsewhere → (the name here, if there is one
     "strategy using": ("algorithm", '"sliding-window", "fixed-window", "gcra" and others'),
     "headers_enabled header_name_mapping header_limit header_remaining header_reset": (
         "headers",
-        "the name of a dialect, or None for no fields",
+        "the name of a dialect, names of your own, or None for no fields",
     ),
     "retry_after header_retry_after header_retry_after_value": ("", "Retry-After is in every refusal, in seconds"),
     "fail_on_first_breach": ("", "a refused request is charged nowhere"),

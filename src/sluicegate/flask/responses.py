@@ -20,7 +20,7 @@ from werkzeug.http import HTTP_STATUS_CODES
 from sluicegate.errors import RuleError
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
-from sluicegate.web.http import NAMES, Denial, Fields, detail, merge
+from sluicegate.web.http import Denial, Fields, detail, merge
 from sluicegate.wsgi import closing
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def add_fields(response: Response, fields: Fields) -> None:
     own = [*response.headers]
     if type(response.headers) is _Headers:
         own = without(own, fields)
-    if not NAMES.isdisjoint(map(str.lower, dict(own))):  # rarely
+    if not {name.lower() for name, _ in fields}.isdisjoint(map(str.lower, dict(own))):  # rarely
         fields, own = merge(own, fields), []
     made = _Headers()
     (vars(made)["_list"] if _KEEPS_A_LIST else made).extend([*own, *fields])

@@ -254,7 +254,8 @@ class _Rules:
             problem = "it stands above the route decorator, so the route has the view without it"
             expected = "write @exempt below the route decorator"
             raise RuleError("@exempt on", endpoint.label, problem=problem, expected=expected)
-        overridden = any(mark.override_defaults for mark in endpoint.marks)
+        replaces = self.settings.limits_replace_defaults
+        overridden = any(mark.drops_defaults(by_itself=replaces) for mark in endpoint.marks)
         matched = [
             bound for bound in self._rules if bound.routes is None or not bound.routes.isdisjoint(endpoint.names)
         ]

@@ -8,20 +8,32 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from functools import lru_cache, partial
-from typing import Final, Literal, cast
+from typing import Final, Literal, NamedTuple, cast
 
 from sluicegate.clock import MICROSECOND, epoch_seconds
-from sluicegate.errors import RuleError, SettingsError
+from sluicegate.errors import RuleError, SettingsError, nearest
 from sluicegate.plan import BAN, DENIED, LIMITED, UNAVAILABLE, Check, Decision, Outcome, Source, Terms
 
 Field = tuple[str, str]
 Fields = list[Field]
 Dialect = Callable[[Decision, float], Fields]
 DialectName = Literal["draft-11", "draft-7", "draft-6", "x-ratelimit", "x-ratelimit-delta", "openai"]
+
+
+class FieldNames(NamedTuple):
+    """The names of the fields of the dialect "x-ratelimit". The setting `headers` may have other names for them."""
+
+    limit: str = "X-RateLimit-Limit"
+    remaining: str = "X-RateLimit-Remaining"
+    reset: str = "X-RateLimit-Reset"
+
+
+HeadersSpec = DialectName | FieldNames | Mapping[str, str] | None
+"""What the setting `headers` takes. `read_dialect` makes FieldNames of a mapping."""
 
 EXPOSED: Final = ("RateLimit", "RateLimit-Policy", "Retry-After")
 """The fields that a CORS layer outside the limiter should list in Access-Control-Expose-Headers."""
@@ -39,6 +51,7 @@ NAMES: Final = frozenset(
 )
 """The names in lower case of all fields that a decision may add. Other fields of a response cannot collide."""
 
+_TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # the name of a field (RFC 9110 §5.6.2)
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")  # what a Structured Field String can carry (RFC 9651 §3.3.3)
 # With the sign before a parameter's. Or unterminated: otherwise the search restarts at each quote.
 _STRING: Final = re.compile(r'(=?)"((?:[^"\\]|\\.)*+)"?')
@@ -101,16 +114,17 @@ def retry_after(decision: Decision) -> int | None:
     return seconds(longest)
 
 
-def fields_for(decision: Decision, dialect: str | None, *, status: int, epoch: float | None = None) -> Fields:
+def fields_for(decision: Decision, dialect: HeadersSpec, *, status: int, epoch: float | None = None) -> Fields:
     """Return the fields that a decision adds to a response with this status, whatever code made the response.
 
     A refusal adds `Cache-Control: no-store` and, to an error, `Retry-After`. The dialect adds its fields, except to a
     response with the status 1xx or 3xx, and except if no rule applied. `epoch` is the time in seconds since
-    1970, by default now. Only the dialect "x-ratelimit" uses it.
+    1970, by default now. Only the dialect "x-ratelimit" uses it, also under other names.
     """
     fields: Fields = []
     if dialect is not None and status >= 200 and not 300 <= status < 400:
-        fields = DIALECTS[dialect](decision, epoch_seconds() if epoch is None else epoch)
+        write = DIALECTS[dialect] if isinstance(dialect, str) else _named(cast("FieldNames", dialect))
+        fields = write(decision, epoch_seconds() if epoch is None else epoch)
     if decision.allowed:
         # Other code made this 429: the remaining units of this limiter do not explain it.
         return [field for field in fields if field[0] != "RateLimit"] if status == 429 else fields
@@ -121,7 +135,7 @@ def fields_for(decision: Decision, dialect: str | None, *, status: int, epoch: f
     return [("Cache-Control", "no-store"), *fields]
 
 
-def denial(decision: Decision, dialect: str | None, *, accept: str = "", epoch: float | None = None) -> Denial:
+def denial(decision: Decision, dialect: HeadersSpec, *, accept: str = "", epoch: float | None = None) -> Denial:
     """Return the response to a refused request: 429; 503 if the store failed; 403 for a denied client. `accept` chooses
     the type of the body.
 
@@ -129,7 +143,7 @@ def denial(decision: Decision, dialect: str | None, *, accept: str = "", epoch: 
     gets the same object again and again. Draft 11 does not show when a limit is full again.
     """
     second, since = 0.0, 0
-    if dialect == "x-ratelimit":  # only this dialect has a time of day
+    if dialect == "x-ratelimit" or isinstance(dialect, FieldNames):  # only this dialect has a time of day
         second, rest = divmod(epoch_seconds() if epoch is None else epoch, 1)
         since = round(rest * MICROSECOND)
     _, checks, outcomes = decision
@@ -149,7 +163,7 @@ _Rows = tuple[_Row, ...]
 
 
 @lru_cache(maxsize=1024)
-def _denial(rows: _Rows, dialect: str | None, text: bool, *, epoch: float = 0.0) -> Denial:
+def _denial(rows: _Rows, dialect: HeadersSpec, text: bool, *, epoch: float = 0.0) -> Denial:
     checks, outcomes = [], []
     for terms, allowed, limit, left, retry, reset, ahead, source, rank in rows:
         checks.append(Check(terms, "", 1))
@@ -159,7 +173,7 @@ def _denial(rows: _Rows, dialect: str | None, text: bool, *, epoch: float = 0.0)
     return make_denial(decision, dialect, epoch=epoch, text=text)
 
 
-def make_denial(decision: Decision, dialect: str | None, *, epoch: float, text: bool) -> Denial:
+def make_denial(decision: Decision, dialect: HeadersSpec, *, epoch: float, text: bool) -> Denial:
     """Make the response to a refused request: as text if `text` is True, else as problem details."""
     status, wait = decision.status, retry_after(decision)
     described = problem(decision, status=status, wait=wait)
@@ -276,11 +290,33 @@ def environ_name(name: str) -> str:
     return key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}"
 
 
-def check_dialect(dialect: object) -> None:
-    """Raise SettingsError unless this is the name of a dialect, or None."""
-    if dialect is not None and (not isinstance(dialect, str) or dialect not in DIALECTS):
-        expected = f"use one of {', '.join(DIALECTS)}, or None"
-        raise SettingsError("headers", dialect, problem="not known", expected=expected)
+def read_dialect(given: object) -> HeadersSpec:
+    """Return the dialect that this is the name of, the names that a mapping gives to fields, or None. Else raise
+    SettingsError.
+
+    >>> read_dialect({"limit": "X-Limit"}).reset
+    'X-RateLimit-Reset'
+    """
+    if isinstance(given, Mapping):
+        given = _read_names(given)
+    if given is None or isinstance(given, FieldNames) or (isinstance(given, str) and given in DIALECTS):
+        return cast("HeadersSpec", given)
+    expected = f"use one of {', '.join(DIALECTS)}, names of fields, or None"
+    raise SettingsError("headers", given, problem="not known", expected=expected)
+
+
+def _read_names(given: Mapping[object, object]) -> FieldNames:
+    for field, name in given.items():
+        if field not in FieldNames._fields:
+            expected = nearest(str(field), FieldNames._fields, "give limit, remaining or reset")
+            raise SettingsError("headers", field, problem="no such field", expected=expected)
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+            expected = 'give the name of a header field, as {"limit": "X-RateLimit-Limit"}'
+            raise SettingsError(f"headers: {field}", name, problem="not a name of a field", expected=expected)
+    names = FieldNames()._replace(**cast("dict[str, str]", given))
+    if len({name.lower() for name in names}) < len(names):
+        raise SettingsError("headers", {**given}, problem="two fields of one name", expected="give each its own")
+    return names
 
 
 def quoted(name: str) -> str:
@@ -368,18 +404,28 @@ def _draft_7(decision: Decision, epoch: float) -> Fields:
 
 @_of_one
 def _draft_6(decision: Decision, epoch: float) -> Fields:
-    return [("RateLimit-Policy", _policies(decision)), *_trio(*_numbers(decision), prefix="RateLimit")]
+    return [("RateLimit-Policy", _policies(decision)), *zip(_OF_DRAFT_6, map(str, _numbers(decision)), strict=True)]
 
 
-@_of_one
-def _x_ratelimit(decision: Decision, epoch: float) -> Fields:
-    """Write the older fields that many vendors use. `Reset` is a moment in seconds since 1970, rounded up."""
-    return _trio(*_numbers(decision, since=round(epoch * MICROSECOND)))
+_OF_DRAFT_6: Final = FieldNames("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset")
+
+
+@lru_cache(maxsize=64)  # an application has one
+def _named(names: FieldNames) -> Dialect:
+    """Return the dialect "x-ratelimit" with these names: the older fields that many vendors use. `reset` is a moment in
+    seconds since 1970, rounded up.
+    """
+
+    @_of_one
+    def fields(decision: Decision, epoch: float) -> Fields:
+        return [*zip(names, map(str, _numbers(decision, since=round(epoch * MICROSECOND))), strict=True)]
+
+    return fields
 
 
 @_of_one
 def _x_ratelimit_delta(decision: Decision, epoch: float) -> Fields:
-    return _trio(*_numbers(decision))
+    return [*zip(FieldNames(), map(str, _numbers(decision)), strict=True)]
 
 
 def _openai(decision: Decision, epoch: float) -> Fields:
@@ -416,16 +462,11 @@ def duration(microseconds: int) -> str:
     return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{rest}s"
 
 
-def _trio(limit: int, remaining: int, reset: int, *, prefix: str = "X-RateLimit") -> Fields:
-    values = {"Limit": limit, "Remaining": remaining, "Reset": reset}
-    return [(f"{prefix}-{name}", str(value)) for name, value in values.items()]
-
-
 DIALECTS: Final[dict[str, Dialect]] = {
     "draft-11": _draft_11,
     "draft-7": _draft_7,
     "draft-6": _draft_6,
-    "x-ratelimit": _x_ratelimit,
+    "x-ratelimit": _named(FieldNames()),
     "x-ratelimit-delta": _x_ratelimit_delta,
     "openai": _openai,
 }

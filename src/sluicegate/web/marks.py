@@ -53,10 +53,14 @@ class Mark:
 
     rule: Rule
     named: bool
-    override_defaults: bool = False
+    override_defaults: bool | None = None  # None: the setting `limits_replace_defaults` says it
     frees: bool = False  # a mark of `@exempt`: its rule is never charged
     is_misplaced: bool = False  # `_BELOW_EXEMPT`: a route that has it is an error
     label: str = ""  # of the method that it is on, if that is part of a class
+
+    def drops_defaults(self, *, by_itself: bool) -> bool:
+        """True if the default limits do not hold beside this mark. `by_itself` is the setting."""
+        return by_itself and not self.frees if self.override_defaults is None else self.override_defaults
 
     def rule_for(self, name: str, scope: str) -> Rule:
         """Return the rule, with the view's own name and scope unless a name or scope was given."""
@@ -262,7 +266,7 @@ class LateOptions(RuleOptions, total=False):
 class MarkOptions(LateOptions, total=False):
     """The options of `@limit`, for the signatures of the adapters' decorators."""
 
-    override_defaults: bool
+    override_defaults: bool | None
 
 
 def make_mark(
@@ -273,7 +277,7 @@ def make_mark(
     *,
     scope: str | None = None,
     name: str | None = None,
-    override_defaults: bool = False,
+    override_defaults: bool | None = None,
     **options: Unpack[RuleOptions],
 ) -> Mark:
     """Make a mark from the arguments of `@limit`, or of `what`, which has `own` options too. Wrong arguments raise at
@@ -281,11 +285,13 @@ def make_mark(
 
     - `scope`: all views with the same scope have one budget; without it, the view has a budget of its own.
     - `name` is shown in header fields. Without it, the scope is shown, or else the view's own name.
-    - `override_defaults` drops the application's default limits for this view.
+    - `override_defaults` drops the application's default limits for this view; None leaves it to the setting
+      `limits_replace_defaults`.
     - The other options are the same as for `sluicegate.Rule`.
     """
     _check_options(what, options, own)
-    check_flag("override_defaults", override_defaults, error=RuleError)
+    if override_defaults is not None:
+        check_flag("override_defaults", override_defaults, error=RuleError)
     if scope is not None:  # here: Rule would call it the name
         check_name("scope", scope)
     label = name if name is not None else scope

@@ -45,7 +45,7 @@ from sluicegate.runtime.hidden import hide as hide  # noqa: PLC0414  # the adapt
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange, valid_prefix
 from sluicegate.stores.wrappers import PREFIX, STALENESS, StoreOptions
 from sluicegate.web.access import AccessList, listed
-from sluicegate.web.http import DialectName, check_dialect
+from sluicegate.web.http import HeadersSpec, read_dialect
 
 # What a mapping of a file may have for a rule and for a ban: their own fields, so no name is written twice.
 _RULE_OPTIONS: Final = tuple(option.name for option in fields(Rule))
@@ -64,12 +64,13 @@ class SettingsOptions(TypedDict, total=False):
 
     store: str | Store | AsyncStore
     default_limits: Iterable[str | Quota]
+    limits_replace_defaults: bool
     rules: Iterable[Rule | Mapping[str, object]] | str
     key: KeySpec
     allow: Iterable[object]
     deny: Iterable[object]
     algorithm: AlgorithmName
-    headers: DialectName | None
+    headers: HeadersSpec
     trusted_proxies: int | str | Iterable[str] | None
     trusted_header: str
     ipv6_prefix: int
@@ -100,6 +101,8 @@ class Settings:
 
     - `store`: a URL (`memory://`, `redis://…`) or a store.
     - `default_limits`: quotas that hold for every request, one budget per identity for the whole application.
+    - `limits_replace_defaults`: True drops the default limits for a view with `@limit`, unless that says
+      `override_defaults=False`.
     - `rules`: a list of Rule, or of mappings with a rule's options; or the path of a TOML file with `[[rules]]`, which
       is followed: what changes in it holds within a second, or changes nothing if any of it is wrong.
     - `key`: the key of rules without a key: "user", "ip", "header:Name", "path:name", a tuple of such keys, or a
@@ -107,7 +110,8 @@ class Settings:
     - `allow`, `deny`: clients that pass every rule, and clients that are refused (403), before any store is called:
       networks, identities that the key returns, functions of the request. A client on both lists is refused.
     - `algorithm`: the algorithm of rules without an algorithm.
-    - `headers`: the dialect of the RateLimit fields, one of `sluicegate.web.http.DIALECTS`; None for no such fields.
+    - `headers`: the dialect of the RateLimit fields, one of `sluicegate.web.http.DIALECTS`, or names for those of
+      "x-ratelimit": `{"limit": "X-RateLimit-Limit"}`; None for no such fields.
     - `trusted_proxies`: None (only the socket's peer counts), a number of hops, or networks; "unix" means a peer
       without an address. `trusted_header` is the one header that the trusted proxies write.
     - `ipv6_prefix`, `ipv4_prefix`: the number of bits of an address that identify a client.
@@ -138,12 +142,13 @@ class Settings:
 
     store: str | Store | AsyncStore = "memory://"
     default_limits: Iterable[str | Quota] = ()
+    limits_replace_defaults: bool = False
     rules: Iterable[Rule | Mapping[str, object]] | str = ()
     key: KeySpec = "user"
     allow: Iterable[object] = ()
     deny: Iterable[object] = ()
     algorithm: AlgorithmName = DEFAULT
-    headers: DialectName | None = "draft-11"
+    headers: HeadersSpec = "draft-11"
     trusted_proxies: int | str | Iterable[str] | None = None
     trusted_header: str = "X-Forwarded-For"
     ipv6_prefix: int = IPV6_PREFIX
@@ -205,7 +210,7 @@ class Settings:
             lambda: None if self.secret is None else Seal(self.secret),
             lambda: check_labels(self.application, show_identities=self.show_identities),
             lambda: settle("on_decision", _handlers(self.on_decision)),
-            lambda: check_dialect(self.headers),
+            lambda: settle("headers", read_dialect(self.headers)),
             lambda: valid_prefix(self.prefix),
             lambda: _check_policy(self.on_store_failure),
             lambda: settle("on_store_change", _function(self.on_store_change, option="on_store_change")),
@@ -215,6 +220,7 @@ class Settings:
             lambda: StoreOptions(deny_cache=self.deny_cache),
             lambda: StoreOptions(clock=self.clock),
             lambda: check_flag("enabled", self.enabled),
+            lambda: check_flag("limits_replace_defaults", self.limits_replace_defaults),
             lambda: None if isinstance(self.overrides, str) else check_flag("overrides", self.overrides),
             lambda: share(self.mode, 100),
             lambda: settle("on_denied", _function(self.on_denied, option="on_denied")),
@@ -596,6 +602,7 @@ def _number(kind: type[int] | type[float]) -> Callable[[str], object]:
 _READERS: Final[dict[str, Callable[[str], object]]] = {
     "enabled": _flag,
     "strict": _flag,
+    "limits_replace_defaults": _flag,
     "overrides": _flag,
     "on_decision": _parts,
     "show_identities": _flag,
