@@ -56,7 +56,7 @@ ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
         "observe": ("observe", *[f"observe.{n}" for n in ("measures", "opentelemetry", "prometheus", "refusal_log")]),
     },
     {"replay": ("replay", "replay.*")},
-    {"dashboard": ("dashboard", "dashboard.*")},
+    {"dashboard": ("dashboard", "dashboard.*"), "migrate": ("migrate", "migrate.*")},
     {"cli": ("cli", "cli.*", "__main__", "django.management*")},
 )
 # What a part may not import, although it is in a row above.
@@ -96,6 +96,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "click": CLI,
     "rich": CLI,
     "uvicorn": CLI,
+    "libcst": ("migrate", "migrate.*"),
     "polars": (*CLI, *REPLAY),
     "orjson": (*CLI, *REPLAY),
     "zstandard": REPLAY,

@@ -43,6 +43,7 @@ COMMANDS: Final = {
     "dashboard": "sluicegate.cli.dashboard",
     "replay": "sluicegate.cli.replay",
     "suggest": "sluicegate.cli.suggest",
+    "migrate": "sluicegate.cli.migrate",
 }
 """The module of each command. It has a click command of the same name."""
 

@@ -1,0 +1,43 @@
+"""`sluicegate migrate`: the files of an application, from another library to this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sluicegate.cli.output import as_json, print_json
+from sluicegate.errors import needs
+from sluicegate.replay.words import count
+
+with needs("migrate"):
+    from sluicegate.migrate import migrate as migrated
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--write", is_flag=True, help="Write the files. Without it nothing is written.")
+@as_json
+def migrate(paths: tuple[Path, ...], *, write: bool, as_json: bool) -> None:
+    """Rewrite an application from Flask-Limiter, slowapi, fastapi-limiter, django-ratelimit or the throttles of REST
+    framework. Print the change as a diff, and each place that is left for you.
+    """
+    files = migrated(paths)
+    changed = [each for each in files if each.after != each.before]
+    left = [(str(each.path), line, text) for each in files for line, text in each.left]
+    for each in changed if write else ():
+        try:
+            each.path.write_bytes(each.after)
+        except OSError as error:
+            raise click.FileError(str(each.path), error.strerror) from error
+    if as_json:
+        names = ("file", "line", "text")
+        found = [{"file": str(each.path), "diff": each.diff} for each in changed]
+        print_json({"changed": found, "left": [dict(zip(names, each, strict=True)) for each in left], "written": write})
+        return
+    for each in () if write else changed:
+        click.echo(each.diff, nl=False)
+    for file, line, text in left:  # beside the diff: that can go into a file
+        click.echo(f"{file}:{line}: {text}", err=True)
+    would = "changed" if write else "would change; --write writes them"
+    click.echo(f"{count(len(changed), 'file')} {would}. {count(len(left), 'place')} left for you.", err=True)

@@ -1,0 +1,283 @@
+"""The tables: each name of the other libraries that can be written here, and what becomes of its arguments.
+
+The pages under "From another library" in the documentation have the same tables for readers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+import libcst as cst
+
+from sluicegate.errors import QuotaError, name_here
+from sluicegate.migrate.rewrite import (
+    FIRST,
+    Arguments,
+    Construct,
+    Expression,
+    Left,
+    Option,
+    Site,
+    called,
+    chosen,
+    code,
+    constant,
+    function,
+    is_function,
+    same_names,
+    source,
+)
+from sluicegate.quota import Quota
+
+_ALLOWING: Final = chosen({True: "allow", False: None, None: None})
+_OLDER_FIELDS: Final = chosen({True: "x-ratelimit", False: None, None: None})
+_KINDS: Final = chosen(
+    {"fixed-window": "fixed-window", "moving-window": "sliding-log", "sliding-window-counter": "sliding-counter"}
+)
+
+# Flask-Limiter and slowapi: one came from the other
+
+
+def _limiter(needs: int) -> dict[str, Option]:
+    """Return the options of a limiter that both have. `needs` says how many arguments a function takes there."""
+    return {
+        "key_func": Option("key", function(needs, is_key=True)),
+        **same_names("default_limits enabled"),
+        "application_limits": Option("application"),
+        "headers_enabled": Option("headers", _OLDER_FIELDS),
+        "strategy": Option("algorithm", _KINDS),
+        "storage_uri": Option("store"),
+        "swallow_errors": Option("on_store_failure", _ALLOWING),
+        "key_prefix": Option("prefix"),
+        "app": Option(FIRST),
+    }
+
+
+def _limit(needs: int, first: str) -> dict[str, Option]:
+    """Return the options of a limit that both have, with those in front that may be given without a name."""
+    options = {
+        **same_names("scope per_method methods error_message override_defaults"),
+        "limit_value": Option(FIRST, called(needs)),
+        "key_func": Option("key", function(needs, is_key=True)),
+        "exempt_when": Option("when", function(needs, negated=True)),
+        "cost": Option("cost", called(needs)),
+    }
+    return {name: options[name] for name in (*first.split(), *options)}
+
+
+def _defaults(place: str, *, beside: bool) -> Callable[[Arguments, Site], None]:
+    """Make the function that finishes a limiter: with defaults for each view, the key has the view in it, and a limit
+    replaces them. `place` reads the view of a request; `beside` says whether application limits hold beside a limit.
+    """
+
+    def finish(arguments: Arguments, site: Site) -> None:
+        application = arguments.pop("application", None)
+        if site.project.has_defaults:
+            key = arguments.get("key", code('"user"'))
+            arguments["key"] = code(f"({{key}}, lambda request: {place})", key=key)
+            if application is not None:
+                rule = f'[{site.use("sluicegate.Rule")}(name="application", quota={{quota}}, key={{key}})]'
+                arguments["rules"] = code(rule, quota=_quotas(application), key=key)
+        elif application is not None:
+            arguments["default_limits"] = application
+        if site.project.has_defaults or (application is not None and not beside):
+            arguments["limits_replace_defaults"] = code("True")
+
+    return finish
+
+
+def _quotas(given: Expression) -> Expression:
+    """Write a list of texts as one text."""
+    texts = [constant(each.value) for each in getattr(given, "elements", ())]
+    return code('"' + "; ".join(map(str, texts)) + '"') if texts and ... not in texts else given
+
+
+def _shared(arguments: Arguments, site: Site) -> None:
+    """Give a shared limit a key without the view, where the key of the settings has it."""
+    if site.project.has_defaults and "key" not in arguments:
+        if site.project.key is None:
+            raise Left("give it the key of the limiter, without the view: views of one scope share a budget")
+        arguments["key"] = code(site.project.key)
+
+
+_NO_FLAGS: Final = chosen({}, "exempt(…, defaults_only=True) frees from the default limits alone")
+_FLASK_LIMIT: Final = {**_limit(0, "limit_value scope"), "deduct_when": Option("charge_when")}
+_FLASK: Final = {
+    "Limiter": Construct("flask.RateLimiter", _limiter(0), _defaults("request.endpoint", beside=True)),
+    "Limiter.limit": Construct("flask.limit", {**_FLASK_LIMIT, "scope": Option("name")}),  # a scope in a view's own
+    "Limiter.shared_limit": Construct("flask.limit", _FLASK_LIMIT, _shared),
+    "Limiter.exempt": Construct("flask.exempt", {"obj": Option(FIRST), "flags": Option("", _NO_FLAGS)}),
+    "Limiter.init_app": Construct(),
+    "RateLimitExceeded": Construct("flask.RateLimited"),
+}
+
+_SLOWAPI_LIMIT: Final = _limit(1, "limit_value key_func per_method methods error_message exempt_when cost")
+_SLOWAPI_SHARED: Final = _limit(1, "limit_value scope key_func error_message exempt_when cost")
+_REMOVED: Final = ("SlowAPIMiddleware", "SlowAPIASGIMiddleware", "_rate_limit_exceeded_handler")
+_SLOWAPI: Final = {
+    "Limiter": Construct("Settings", _limiter(1), _defaults("request.url.path", beside=False)),
+    "Limiter.limit": Construct("{web}.limit", _SLOWAPI_LIMIT),
+    "Limiter.shared_limit": Construct("{web}.limit", _SLOWAPI_SHARED, _shared),
+    "Limiter.exempt": Construct("{web}.exempt", {"obj": Option(FIRST)}),
+    "RateLimitExceeded": Construct("RateLimitExceeded"),
+    **dict.fromkeys(_REMOVED, Construct(removed=True)),
+}
+
+# fastapi-limiter
+
+
+def _written(call: cst.Call, site: Site) -> Expression:
+    """Write a limiter of pyrate-limiter as the text of its quotas."""
+    given = [each.value for each in call.args]
+    if given and isinstance(given[0], (cst.List, cst.Tuple)):
+        given[:1] = [each.value for each in given[0].elements]
+    return code('"' + "; ".join(map(_rate, given)) + '"')
+
+
+_PER: Final = re.compile(r"(?:\w+\.)*Rate\((\d+), (?:(\d+)|(?:\w+\.)*(SECOND|MINUTE|HOUR|DAY|WEEK)(?: \* (\d+))?)\)")
+
+
+def _rate(given: Expression) -> str:
+    found = _PER.fullmatch(source(given))
+    if found is None:
+        raise Left('write the rates as a quota: "2/minute; 100/day"')
+    limit, milliseconds, unit, times = found.groups()
+    if unit is None:
+        return f"{limit} per {milliseconds} milliseconds"
+    return f"{limit}/{unit.lower()}" if times is None else f"{limit} per {times} {unit.lower()}s"
+
+
+def _by_address(arguments: Arguments, site: Site) -> None:
+    """Give the key that is the default there. A limiter that a variable has counts all of its routes together."""
+    arguments.setdefault("key", code('"ip"'))
+    if isinstance(arguments.get(FIRST), cst.Name):
+        arguments["scope"] = code(f'"{source(arguments[FIRST])}"')
+
+
+SHARED: Final = ("fastapi_limiter.RateLimiter",)
+"""What counts together wherever a variable that has it is used."""
+
+_FASTAPI_OPTIONS: Final = {"limiter": Option(FIRST), "identifier": Option("key", function(1, is_key=True))}
+_FASTAPI: Final = {
+    "RateLimiter": Construct("fastapi.RateLimit", _FASTAPI_OPTIONS, _by_address),
+    "skip_limiter": Construct("fastapi.exempt"),
+}
+_RATES: Final = ("Rate", "Duration", "SECOND", "MINUTE", "HOUR", "DAY", "WEEK")
+_PYRATE: Final = {"Limiter": Construct(quoted=_written), **dict.fromkeys(_RATES, Construct())}
+
+# django-ratelimit
+
+_RATE: Final = re.compile(r"(\d+)/(\d*)([smhd])?")  # as django-ratelimit reads it: the first letter of the unit
+_KEYS: Final = {
+    "ip": '"ip"',
+    "user_or_ip": '"user"',
+    "user": "lambda request: str(request.user.pk)",
+    "get": 'lambda request: request.GET.get("{name}", "")',
+    "post": 'lambda request: request.POST.get("{name}", "")',
+    # Not "header:…": there all requests without the header share one budget.
+    "header": 'lambda request: request.headers.get("{name}", "")',
+}
+
+
+def _rate_of_django(given: Expression, site: Site) -> Expression | None:
+    """Write a rate. A text stays as it is if it means the same here: there "10/month" is 10 in a minute."""
+    if is_function(given, site):
+        return function(2, extra=1)(given, site)
+    text = constant(given)
+    found = _RATE.match(text) if isinstance(text, str) else None
+    if found is None:
+        raise Left('write the rate as a quota, "10/minute", or as a function of the request')
+    meant = f"{found[1]}/{found[2]}{found[3] or 's'}"
+    try:
+        return given if Quota.parse(str(text)) == Quota.parse(meant) else code(f'"{meant}"')
+    except QuotaError:
+        raise Left("this rate is no quota; the setting deny refuses clients always") from None
+
+
+def _key_of_django(given: Expression, site: Site) -> Expression | None:
+    found = constant(given)
+    if found is ...:
+        return function(2, extra=1)(given, site)
+    kind, _, name = str(found).partition(":")
+    if kind not in _KEYS:
+        raise Left("give the function itself as key; it gets the request alone")
+    return code(_KEYS[kind].replace("{name}", name))
+
+
+def _methods(given: Expression, site: Site) -> Expression | None:
+    name = source(given).rpartition(".")[2]
+    if name in ("ALL", "None"):
+        return None
+    if name == "UNSAFE":
+        return code('["DELETE", "PATCH", "POST", "PUT"]')
+    return given if constant(given) is ... else code("[{given}]", given=given)
+
+
+_DJANGO_OPTIONS: Final = {
+    "group": Option("scope"),
+    "key": Option("key", _key_of_django),
+    "rate": Option(FIRST, _rate_of_django),
+    "method": Option("methods", _methods),
+    "block": Option("mode", chosen({True: None, False: "shadow"})),
+}
+_DJANGO: Final = {"ratelimit": Construct("django.limit", _DJANGO_OPTIONS), "ALL": Construct(), "UNSAFE": Construct()}
+
+# REST framework
+
+_THROTTLES: Final = ("AnonRateThrottle", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle")
+
+_TABLES: Final = {
+    "flask_limiter": _FLASK, "slowapi": _SLOWAPI, "fastapi_limiter": _FASTAPI, "pyrate_limiter": _PYRATE,
+    "django_ratelimit": _DJANGO, "rest_framework": {name: Construct(f"drf.{name}") for name in _THROTTLES},
+}  # fmt: skip
+CONSTRUCTS: Final[Mapping[str, Construct]] = {
+    f"{root}.{name}": replace(construct, to=construct.to and f"sluicegate.{construct.to}")
+    for root, constructs in _TABLES.items()
+    for name, construct in constructs.items()
+}
+"""By the package and the name: what a name of another library becomes."""
+
+TEXTS: Final[Mapping[str, str]] = {
+    **{f"rest_framework.throttling.{name}": f"sluicegate.drf.{name}" for name in _THROTTLES},
+    "django_ratelimit.middleware.RatelimitMiddleware": "sluicegate.django.RateLimitMiddleware",
+    "django_ratelimit": "sluicegate.django",
+}
+"""Dotted names in texts, as Django's settings have them."""
+
+MIDDLEWARES: Final = ("sluicegate.django.RateLimitMiddleware", "django_ratelimit.middleware.RatelimitMiddleware")
+
+SETTINGS: Final[Mapping[str, Option]] = {
+    "RATELIMIT_ENABLE": Option("ENABLED"),
+    "RATELIMIT_FAIL_OPEN": Option("ON_STORE_FAILURE", chosen({True: "allow", False: "deny"})),
+    "RATELIMIT_IPV4_MASK": Option("IPV4_PREFIX"),
+    "RATELIMIT_IPV6_MASK": Option("IPV6_PREFIX"),
+}
+"""By each setting of django-ratelimit: what it is in the dictionary SLUICEGATE."""
+
+CONFIG: Final[Mapping[str, Option]] = {
+    **{
+        f"RATELIMIT_{name.upper()}": replace(option, to=f"SLUICEGATE_{option.to.upper()}")
+        for name, option in _limiter(0).items()
+    },
+    "RATELIMIT_DEFAULT": Option("SLUICEGATE_DEFAULT_LIMITS"),
+}
+"""By each key of Flask-Limiter in Flask's configuration: the key here."""
+
+
+INSIDE: Final = "write charge(request, …) for a limit inside a view"
+_NOTES: Final = {  # other names → what to do
+    "Ratelimited": "a refusal is answered with 429, and no exception comes here; on_denied makes another answer",
+    "reset": "in tests use the fixture fresh_limits; for one client reset_all",
+    "_rate_limit_exceeded_handler": "the middleware answers a refusal by itself",
+    "WebSocketRateLimiter": 'for each message write await charge(websocket, "10/second")',
+    **dict.fromkeys(("check", "is_ratelimited", "get_usage"), INSIDE),
+}
+
+
+def note_of(name: str) -> str:
+    """Return what to do with a name that is not rewritten."""
+    here, how = name_here(name) or ("", _NOTES.get(name, "see the documentation for what there is here"))
+    return f"here it is {here}: {how}" if here else how

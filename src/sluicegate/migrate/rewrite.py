@@ -1,0 +1,152 @@
+"""The values that the tables are made of: what a construct becomes, and what becomes of each of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import libcst as cst
+from libcst.helpers import parse_template_expression
+
+from sluicegate.migrate.project import Project
+
+Expression = cst.BaseExpression
+Arguments = dict[str, Expression]
+
+FIRST: Final = "*"
+"""The name of an argument that is given first, without a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The file that a construct stands in."""
+
+    project: Project
+    imports: Mapping[str, str]  # a dotted name → the name that it has in this file
+    taken: Collection[str]  # the names that a new import must not take
+    names: dict[cst.CSTNode, str] = field(default_factory=dict)  # a node → what the tables call it
+    wanted: dict[str, tuple[str, str]] = field(default_factory=dict)  # a name in this file → its module, its name there
+
+    def use(self, dotted: str) -> str:
+        """Return the name that this file has for something of sluicegate. It is imported if it is used at the end."""
+        module, _, name = dotted.format(web=self.project.web).rpartition(".")
+        local = self.imports.get(f"{module}.{name}") or (f"sluicegate_{name}" if name in self.taken else name)
+        self.wanted[local] = module, name
+        return local
+
+
+class Left(Exception):
+    """A construct stays as it is. The text says why."""
+
+
+Convert = Callable[[Expression, Site], Expression | None]
+"""From an argument there to the argument here; None if nothing is needed. Raises Left."""
+
+
+def same(given: Expression, site: Site) -> Expression | None:
+    """Return the argument as it is."""
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An argument: its name here, and how its value is written here."""
+
+    to: str
+    convert: Convert = same
+
+
+@dataclass(frozen=True, slots=True)
+class Construct:
+    """A name of another library. With `to` it becomes that name; with `removed` the statement that gives it to a
+    function goes; without both it stays.
+
+    `options` has the arguments of a call, in the order in which they may be given without a name. `finish` may change
+    all of them together. `quoted` makes the whole call an expression.
+    """
+
+    to: str = ""
+    options: Mapping[str, Option] = field(default_factory=dict[str, Option])
+    finish: Callable[[Arguments, Site], None] | None = None
+    quoted: Callable[[cst.Call, Site], Expression] | None = None
+    removed: bool = False
+
+
+def same_names(names: str) -> dict[str, Option]:
+    """Return the options that have these names there and here."""
+    return {name: Option(name) for name in names.split()}
+
+
+def code(text: str, **parts: Expression) -> Expression:
+    """Return the expression that this text is, with parts in its places."""
+    made: Expression = parse_template_expression(text, cst.PartialParserConfig(), **parts)
+    return made
+
+
+def source(node: cst.CSTNode) -> str:
+    """Return the text of a node."""
+    return cst.Module([]).code_for_node(node)
+
+
+def constant(given: Expression) -> object:
+    """Return the value of a literal; `...` for any other expression."""
+    if isinstance(given, cst.Name):
+        return {"True": True, "False": False, "None": None}.get(given.value, ...)
+    return getattr(given, "evaluated_value", ...)
+
+
+def chosen(values: Mapping[object, str | None], otherwise: str = "its value is no literal that is known") -> Convert:
+    """Return a conversion of literals to texts, where None needs nothing. `otherwise` says why others stay."""
+
+    def convert(given: Expression, site: Site) -> Expression | None:
+        if constant(given) not in values:
+            raise Left(otherwise)
+        text = values[constant(given)]
+        return None if text is None else code(f'"{text}"')
+
+    return convert
+
+
+def function(needs: int, *, negated: bool = False, is_key: bool = False, extra: int = 0) -> Convert:
+    """Return a conversion of a function to a function of the request.
+
+    `needs` says how many arguments one takes whose definition is not seen. Of these the first `extra` are None here.
+    """
+
+    def convert(given: Expression, site: Site) -> Expression | None:
+        if constant(given) is None:
+            return None
+        if is_key and site.names.get(given, "").endswith((".get_remote_address", ".get_ipaddr", ".default_identifier")):
+            return code('"ip"')
+        if isinstance(given, cst.Lambda):
+            return _of_request(given, extra=extra, negated=negated)
+        takes = site.project.functions.get(source(given).rpartition(".")[2], needs)
+        if takes == 1 and not negated and not extra:
+            return given
+        call = f"{{given}}({', '.join([*(['None'] * extra), 'request'][-takes:] if takes else [])})"
+        return code(f"lambda request: {'not ' if negated else ''}{call}", given=given)
+
+    return convert
+
+
+def _of_request(given: cst.Lambda, *, extra: int, negated: bool) -> Expression:
+    params = given.params.params[extra:]
+    if extra and source(given.params.params[0].name) in source(given.body).replace(".", " ").split():
+        raise Left("the function reads the group, which a key does not get here; write it as a function of the request")
+    last = params[-1] if params else cst.Param(cst.Name("request"), star="")
+    param = last.with_changes(comma=cst.MaybeSentinel.DEFAULT)
+    body = code("not ({body})", body=given.body) if negated else given.body
+    space = cst.SimpleWhitespace(" ")
+    return given.with_changes(params=cst.Parameters([param]), body=body, whitespace_after_lambda=space)
+
+
+def called(needs: int) -> Convert:
+    """Return a conversion of a value that may be a function, as a quota or a cost: a value stays as it is."""
+    convert = function(needs)
+    return lambda given, site: convert(given, site) if is_function(given, site) else given
+
+
+def is_function(given: Expression, site: Site) -> bool:
+    """True for a lambda, and for a name that a function of the application has."""
+    return isinstance(given, cst.Lambda) or source(given).rpartition(".")[2] in site.project.functions

@@ -1,0 +1,374 @@
+"""The one transformer that applies the tables to a file."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from symtable import symtable
+from typing import Any, Final
+
+import libcst as cst
+from libcst import matchers as m
+from libcst.metadata import MetadataWrapper, QualifiedNameProvider
+
+from sluicegate.migrate.peers import CONFIG, CONSTRUCTS, INSIDE, MIDDLEWARES, SETTINGS, SHARED, TEXTS, note_of
+from sluicegate.migrate.project import ROOTS, Project, bound, canonical, imports, words
+from sluicegate.migrate.rewrite import (
+    FIRST,
+    Arguments,
+    Construct,
+    Expression,
+    Left,
+    Option,
+    Site,
+    code,
+    constant,
+    source,
+)
+
+MARK: Final = "# sluicegate: "
+"""The start of the comment at a place that a person has to look at."""
+
+_Table = Mapping[str, Option]
+_DJANGO: Final = ("django_ratelimit", "rest_framework")
+
+
+def rewrite(text: bytes, project: Project) -> bytes:
+    """Return the text of a file as it is with sluicegate. Raises SyntaxError or cst.ParserSyntaxError."""
+    module = cst.parse_module(text)
+    names, before = imports(ast.parse(text)), words(module.code)
+    theirs = {name for name, dotted in names.items() if dotted.partition(".")[0] in ROOTS}
+    taken = bound(symtable(module.code, "", "exec"), {*project.limiters, *theirs}) - theirs
+    rewriter = _Rewriter(project, names, taken=taken, words=before)
+    made = MetadataWrapper(module, unsafe_skip_copy=True).visit(rewriter)
+    after = words(made.code)
+    new = {name: at for name, at in rewriter.site.wanted.items() if name in after and names.get(name) != ".".join(at)}
+    gone = (before & names.keys()) - after | new.keys()  # what is not used now, and what a new import has the name of
+    text = made.visit(_Tidier(gone, new)).bytes
+    text = _LINE.sub(lambda line: b"".join(line.group(1, 2, 3)) if line[2] else b"", text)
+    return text.replace(_GONE.encode(), b"pass")
+
+
+_GONE: Final = "__gone__"
+"""A statement that is gone. Its line goes at the end, and the comments that are above it and on it stay."""
+_LINE: Final = re.compile(rb"^([ \t]*)__gone__[ \t]*(#[^\r\n]*)?(\r?\n|\r|\Z)", re.MULTILINE)
+
+
+class _Rewriter(cst.CSTTransformer):
+    """Applies the tables. A note is kept by the node that stands in the tree now, because a conversion of a call may
+    take the node out again, as that of a key takes `get_remote_address` out.
+    """
+
+    METADATA_DEPENDENCIES = (QualifiedNameProvider,)
+
+    def __init__(self, project: Project, names: Mapping[str, str], *, taken: set[str], words: set[str]) -> None:
+        super().__init__()
+        self.site = Site(project, {dotted: name for name, dotted in names.items()}, taken)
+        self._words = words
+        self._names = self.site.names
+        self._notes: list[dict[cst.CSTNode, str]] = [{}]  # of the module and of each statement: a node → its comment
+        self._blocks: set[cst.CSTNode] = set()  # what a `with` enters
+        self._leading: dict[cst.CSTNode, Sequence[cst.EmptyLine]] = {}  # a first decorator → the lines above its view
+        self._below: dict[cst.CSTNode, str] = {}  # a node → the statement that follows its own
+        self._has_dictionary = "SLUICEGATE" in taken
+        self._has_star = "*" in names
+        self._apps = ("fastapi.FastAPI", self.site.imports.get("fastapi.FastAPI"))
+
+    def leave_IndentedBlock(self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock) -> Any:
+        """Keep a block that is empty now."""
+        if all(m.matches(each, _GONE_LINE) for each in updated_node.body):
+            return updated_node.with_changes(body=[*updated_node.body, cst.parse_statement("pass")])
+        return updated_node
+
+    # Names
+
+    def _named(self, original: Expression, updated: Expression) -> Expression:
+        every = [each.name for each in self.get_metadata(QualifiedNameProvider, original, ())]
+        found = next(filter(None, [canonical(each, self.site.project.limiters) for each in every]), None)
+        if found is None or (found.startswith("rest_framework.") and found not in CONSTRUCTS):
+            return updated
+        construct = CONSTRUCTS.get(found)
+        if construct is None or construct.removed:
+            self._notes[-1][updated] = note_of(found.rpartition(".")[2])
+        elif construct.to:
+            updated = code(self.site.use(construct.to))
+        self._names[updated] = found
+        return updated
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> Expression:
+        """Rewrite a name."""
+        return self._named(original_node, updated_node)
+
+    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> Expression:
+        """Rewrite a dotted name, and what django-ratelimit writes on a request."""
+        self._notes[-1].pop(updated_node.value, None)  # the longer name says more
+        if "django_ratelimit" in self.site.project.roots and m.matches(original_node, _LIMITED):
+            return self._would_refuse(updated_node.value)
+        return self._named(original_node, updated_node)
+
+    def _would_refuse(self, request: Expression) -> Expression:
+        text = f'getattr({self.site.use("sluicegate.django.decision")}({{request}}), "would_refuse", False)'
+        return code(text, request=request)
+
+    def leave_SimpleString(self, original_node: cst.SimpleString, updated_node: cst.SimpleString) -> Expression:
+        """Rewrite a dotted name in the settings of Django."""
+        text = TEXTS.get(str(original_node.evaluated_value)) if self._has(*_DJANGO) else None
+        quote = original_node.quote
+        return updated_node if text is None else updated_node.with_changes(value=f"{quote}{text}{quote}")
+
+    def _has(self, *roots: str) -> bool:
+        return not self.site.project.roots.isdisjoint(roots)
+
+    # Calls
+
+    def visit_WithItem(self, node: cst.WithItem) -> None:
+        """Note what a block enters: there a limit is no decorator."""
+        self._blocks.add(node.item)
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> Expression:
+        """Rewrite a call. If it cannot be, it stays."""
+        if "django_ratelimit" in self.site.project.roots and m.matches(original_node, _GETS_LIMITED):
+            return self._would_refuse(updated_node.args[0].value)
+        name = self._names.get(updated_node.func, "")
+        construct = CONSTRUCTS.get(name, _NOTHING)
+        made: Expression = updated_node
+        try:
+            if original_node in self._blocks and construct.options:
+                raise Left(INSIDE)
+            if construct.quoted is not None:
+                made = construct.quoted(updated_node, self.site)
+            elif construct.options:
+                made = self._called(updated_node, construct)
+        except Left as reason:
+            made = updated_node.with_changes(func=original_node.func)
+            self._notes[-1][made] = str(reason)
+        self._names[made] = name
+        return made
+
+    def _called(self, call: cst.Call, construct: Construct) -> cst.Call:
+        names = tuple(construct.options)
+        # The first argument was the application in older versions.
+        positional = ("app", *names[1:]) if names[0] == "key_func" in _given(call) else names
+        values: Arguments = {}
+        origins: dict[str, cst.Arg] = {}
+        notes = []
+        for number, each in enumerate(call.args):
+            if each.star or (each.keyword is None and number >= len(positional)):
+                raise Left("these arguments cannot be read here; write them by hand")
+            name = positional[number] if each.keyword is None else each.keyword.value
+            option = construct.options.get(name)
+            value = None if option is None else option.convert(each.value, self.site)
+            if option is None:
+                notes.append(f"{name} is left out: {note_of(name)}")
+            elif value is not None:
+                values[option.to], origins[option.to] = value, each
+        if construct.finish is not None:
+            construct.finish(values, self.site)
+        made = call.with_changes(args=_arguments(call, values, origins))
+        if notes:
+            self._notes[-1][made] = "; ".join(notes)
+        return made
+
+    # Settings
+
+    def _configured(self, name: str, value: Expression, table: _Table = CONFIG) -> tuple[str, Expression] | None:
+        """Return the name and the value of a setting here. None for another name, and for a setting that stays."""
+        if not name.startswith("RATELIMIT_") or not self._has("flask_limiter", "django_ratelimit"):
+            return None
+        option = table.get(name)
+        try:
+            if option is None:
+                raise Left(note_of(name))
+            made = option.convert(value, self.site)
+            if made is None:
+                raise Left("it is not needed here")
+        except Left as reason:
+            self._notes[-1][value] = str(reason)
+            return None
+        return option.to, made
+
+    def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> cst.Arg:
+        """Rewrite a setting that is given by name, as to `app.config.update`."""
+        if original_node.keyword is None:
+            return updated_node
+        name = original_node.keyword.value
+        keyword, value = self._configured(name, updated_node.value) or (name, updated_node.value)
+        return updated_node.with_changes(keyword=cst.Name(keyword), value=value)
+
+    def leave_DictElement(self, original_node: cst.DictElement, updated_node: cst.DictElement) -> cst.DictElement:
+        """Rewrite a setting in a mapping."""
+        found = self._configured(str(constant(original_node.key)), updated_node.value)
+        return updated_node if found is None else updated_node.with_changes(key=code(f'"{found[0]}"'), value=found[1])
+
+    def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> Any:
+        """Rewrite a setting in its own statement, and the place of the limiter in the state of an application."""
+        target, value = updated_node.targets[-1].target, updated_node.value
+        made = self._names.get(value)
+        is_shared = made in SHARED and isinstance(target, cst.Name)
+        if is_shared and isinstance(value, cst.Call) and "scope" not in _given(value):
+            scope = cst.Arg(code(f'"{source(target)}"'), keyword=cst.Name("scope"), equal=_EQUAL)
+            return updated_node.with_changes(value=value.with_changes(args=[*value.args, scope]))
+        made = self.site.project.limiters.get(source(value).rpartition(".")[2], made)
+        if made == "slowapi.Limiter" and source(target).endswith(".state.limiter"):
+            app, there = source(target).removesuffix(".state.limiter"), "sluicegate.{web}.RateLimitMiddleware"
+            return cst.Expr(code(f"{app}.add_middleware({self.site.use(there)}, settings={{value}})", value=value))
+        mapping, _, key = source(target).rpartition("[")
+        name = target.value if isinstance(target, cst.Name) else key.strip("\"']")
+        at_top = len(self._notes) == 2
+        in_django = at_top and "django_ratelimit" in self.site.project.roots
+        found = self._configured(name, value, SETTINGS if in_django else CONFIG)
+        if found is not None and in_django:
+            return self._in_dictionary(updated_node, *found)
+        if found is not None:
+            named = found[0] if isinstance(target, cst.Name) else f'{mapping}["{found[0]}"]'
+            return _assigned(updated_node, code(named), found[1])
+        is_list = at_top and name == "MIDDLEWARE" and isinstance(value, cst.List)
+        if is_list and self._has(*_DJANGO) and self._words.isdisjoint(MIDDLEWARES):
+            self._below[updated_node] = f'MIDDLEWARE += ["{MIDDLEWARES[0]}"]'
+        makes_app = isinstance(value, cst.Call) and source(value.func) in self._apps
+        if makes_app and self._has("fastapi_limiter") and "RateLimitMiddleware" not in self._words:
+            middleware = self.site.use("sluicegate.fastapi.RateLimitMiddleware")
+            self._below[updated_node] = f"{source(target)}.add_middleware({middleware})"
+        return updated_node
+
+    def _in_dictionary(self, statement: cst.Assign, name: str, value: Expression) -> cst.Assign:
+        """Return a setting of Django in the dictionary SLUICEGATE. The first one makes the dictionary."""
+        target = code(f'SLUICEGATE["{name}"]' if self._has_dictionary else "SLUICEGATE")
+        if not self._has_dictionary:
+            others = '**globals().get("SLUICEGATE", {}), ' if self._has_star else ""
+            value = code(f'{{{others}"{name}": {source(value)}}}')
+        self._has_dictionary = True
+        return _assigned(statement, target, value)
+
+    # Statements
+
+    def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> Any:
+        """Remove a call that only gives an application what there is not here."""
+        return cst.Expr(cst.Name(_GONE)) if self._is_removed(updated_node.value) else updated_node
+
+    def leave_Element(self, original_node: cst.Element, updated_node: cst.Element) -> Any:
+        """Remove a middleware from a list."""
+        return cst.RemoveFromParent() if self._is_removed(updated_node.value) else updated_node
+
+    def _is_removed(self, call: Expression) -> bool:
+        given = [each.value for each in call.args] if isinstance(call, cst.Call) else []
+        return any(CONSTRUCTS.get(self._names.get(each, ""), _NOTHING).removed for each in given)
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        """Open the notes of a statement."""
+        if hasattr(node, "leading_lines"):
+            self._notes.append({})
+        for first in getattr(node, "decorators", ())[:1]:
+            self._leading[first] = getattr(node, "leading_lines", ())
+        return super().on_visit(node)
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        """Write the notes of a statement above it, and what its application needs below it."""
+        made: Any = super().on_leave(original_node, updated_node)
+        if not hasattr(original_node, "leading_lines"):
+            return made
+        notes = self._notes.pop()
+        there = {*_walk(made)} if notes else ()
+        lines = [f"{MARK}{text}" for text in dict.fromkeys([text for node, text in notes.items() if node in there])]
+        if isinstance(original_node, (cst.SimpleStatementLine, cst.Decorator)):
+            lines += (Counter(_comments(original_node)) - Counter(_comments(made))).elements()
+        above = [*self._leading.get(original_node, ()), *made.leading_lines]
+        known = [line.comment.value for line in above if line.comment is not None]
+        new = [cst.EmptyLine(comment=cst.Comment(text)) for text in lines if text not in known]
+        made = made.with_changes(leading_lines=[*made.leading_lines, *new])
+        body = made.body if isinstance(made, cst.SimpleStatementLine) else ()
+        below = [self._below[each] for each in body if each in self._below]
+        return cst.FlattenSentinel([made, *map(cst.parse_statement, below)]) if below else made
+
+
+class _Tidier(cst.CSTTransformer):
+    """Removes and adds imports."""
+
+    def __init__(self, gone: Collection[str], wanted: Mapping[str, tuple[str, str]]) -> None:
+        super().__init__()
+        self._gone = gone
+        self._wanted = wanted
+
+    def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> Any:
+        """Remove the names that are gone."""
+        return self._without(updated_node, updated_node.names)
+
+    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> Any:
+        """Remove the names that are gone."""
+        return self._without(updated_node, updated_node.names)
+
+    def _without(self, updated: cst.CSTNode, names: Sequence[cst.ImportAlias] | cst.ImportStar) -> Any:
+        aliases = [] if isinstance(names, cst.ImportStar) else [*names]
+        left = [each for each in aliases if _local(each) not in self._gone]
+        if len(left) == len(aliases):
+            return updated
+        if not left:
+            return cst.Expr(cst.Name(_GONE))
+        return updated.with_changes(names=[*left[:-1], left[-1].with_changes(comma=aliases[-1].comma)])
+
+    def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
+        """Add the imports: below the first line that has lost one, or below all others."""
+        lines = {at: imports(ast.parse(source(each).strip())) for at, each in enumerate(original_node.body)
+                 if m.matches(each, _IMPORT)}  # fmt: skip
+        start = -1 if original_node.get_docstring() is None else 0
+        at = next((at for at, names in lines.items() if names.keys() & self._gone), max(lines, default=start))
+        new = [cst.parse_statement(text) for text in _imports(self._wanted)]
+        return updated_node.with_changes(body=[*updated_node.body[: at + 1], *new, *updated_node.body[at + 1 :]])
+
+
+def _imports(wanted: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    """Write the imports, one statement for each module."""
+    modules: dict[str, list[str]] = {}
+    for local, (module, name) in sorted(wanted.items(), key=lambda each: each[1]):
+        modules.setdefault(module, []).append(name if name == local else f"{name} as {local}")
+    return (f"from {module} import {', '.join(names)}" for module, names in modules.items())
+
+
+def _arguments(call: cst.Call, values: Arguments, origins: Mapping[str, cst.Arg]) -> list[cst.Arg]:
+    """Write the arguments of a call."""
+    last = call.args[-1] if call.args else cst.Arg(cst.Name("none"))
+    parts: list[cst.Arg] = []
+    for name in sorted(values, key=lambda name: name != FIRST):
+        origin = origins.get(name, last)
+        comma = cst.MaybeSentinel.DEFAULT if origin is last else origin.comma
+        keyword, equal = (None, cst.MaybeSentinel.DEFAULT) if name == FIRST else (cst.Name(name), _EQUAL)
+        parts.append(cst.Arg(values[name], keyword=keyword, equal=equal, comma=comma))
+    opening, space = call.whitespace_before_args, cst.SimpleWhitespace(" ")
+    between = cst.Comma(whitespace_after=opening if isinstance(opening, cst.ParenthesizedWhitespace) else space)
+    ends = [part.comma if isinstance(part.comma, cst.Comma) else between for part in parts[:-1]] + [last.comma]
+    return [part.with_changes(comma=end) for part, end in zip(parts, ends, strict=False)]
+
+
+def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    yield node
+    for each in node.children:
+        yield from _walk(each)
+
+
+def _given(call: cst.Call) -> set[str]:
+    return {each.keyword.value for each in call.args if each.keyword is not None}
+
+
+def _assigned(statement: cst.Assign, target: Expression, value: Expression) -> cst.Assign:
+    return statement.with_changes(targets=[statement.targets[-1].with_changes(target=target)], value=value)
+
+
+def _comments(node: cst.CSTNode) -> list[str]:
+    return [each.value for each in m.findall(node, m.Comment()) if isinstance(each, cst.Comment)]
+
+
+def _local(alias: cst.ImportAlias) -> str:
+    """Return the name that an import binds."""
+    return source(alias.asname.name if alias.asname is not None else alias.name).partition(".")[0]
+
+
+_NOTHING: Final = Construct()
+_EQUAL: Final = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+_OF_REQUEST: Final = m.Name("request") | m.Attribute(attr=m.Name("request"))
+_LIMITED: Final = m.Attribute(value=_OF_REQUEST, attr=m.Name("limited"))
+_TEXT: Final = m.SimpleString("'limited'") | m.SimpleString('"limited"')
+_GETS_LIMITED: Final = m.Call(m.Name("getattr"), [m.Arg(_OF_REQUEST), m.Arg(_TEXT), m.ZeroOrMore()])
+_GONE_LINE: Final = m.SimpleStatementLine([m.Expr(m.Name(_GONE))])
+_IMPORT: Final = m.SimpleStatementLine([m.OneOf(m.Import(), m.ImportFrom()), m.ZeroOrMore()])

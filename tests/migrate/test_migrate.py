@@ -1,0 +1,234 @@
+"""`sluicegate migrate`: five applications for each library, and what stays as it is."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from docs.pages import FENCE, ROOT
+from sluicegate.cli.commands import sluicegate
+from sluicegate.migrate import Migrated, migrate
+
+PAGES = sorted(Path(__file__).parent.glob("*.md"))
+PEERS = re.compile(r"flask_limiter|slowapi|fastapi_limiter|pyrate_limiter|django_ratelimit|rest_framework.throttling")
+FORBIDDEN = 403  # what django-ratelimit refuses with
+
+
+def applications() -> Iterator[Any]:
+    """The files of each application on the pages beside this one."""
+    for page in PAGES:
+        for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            files = {found["title"]: found["text"] for found in FENCE.finditer(section)}
+            yield pytest.param(files, id=f"{page.stem}: {section.partition(chr(10))[0]}")
+
+
+def written(folder: Path, files: dict[str, str]) -> Path:
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def migrated(folder: Path) -> list[Migrated]:
+    """Rewrite a folder."""
+    found = migrate([folder])
+    for each in found:
+        each.path.write_bytes(each.after)
+    return found
+
+
+def comments(text: str) -> Counter[str]:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return Counter([each.string for each in tokens if each.type == tokenize.COMMENT])
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    environ = {**os.environ, "PYTHONHASHSEED": "0"}  # the methods of a route are a set
+    command = [sys.executable, "-W", "ignore", "-m", "tests.migrate.answers", str(folder)]
+    return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> list[tuple[str, int]]:
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    found = [(route, 429 if status == FORBIDDEN else status) for route, status in json.loads(output)]
+    return [each for each in found if each[0] != "GET /nowhere"]  # no library but this one limits a 404
+
+
+def test_every_library_has_five_applications() -> None:
+    assert Counter(each.id.partition(":")[0] for each in applications()) == {page.stem: 5 for page in PAGES}
+    assert len(PAGES) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("files", [*applications()])
+def test_the_answers_stay_the_same(files: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("slowapi")
+    theirs, ours = written(tmp_path / "theirs", files), written(tmp_path / "ours", files)
+    found = migrated(ours)
+    both = [start(folder) for folder in (theirs, ours)]
+    expected, answers = map(ended, both)
+    assert answers == expected
+    assert {200, 429} <= {status for _, status in answers} <= {200, 401, 404, 405, 429}
+    assert any(each.diff for each in found)
+
+
+@pytest.mark.parametrize("files", [*applications()])
+def test_nothing_is_lost_and_a_second_run_changes_nothing(files: dict[str, str], tmp_path: Path) -> None:
+    folder = written(tmp_path / "ours", files)
+    before = migrated(folder)
+    for name, text in files.items():
+        made = (folder / name).read_text(encoding="utf-8")
+        ast.parse(made)
+        assert not comments(text) - comments(made)
+        assert not PEERS.search(re.sub(r"#.*", "", made)) or "# sluicegate:" in made or "BaseThrottle" in made
+    left = [each.left for each in before if each.left]
+    after = migrate([folder])
+    assert [each.diff for each in after] == [""] * len(after)
+    assert [each.left for each in after if each.left] == left
+
+
+FLASK = """from flask_limiter import Limiter
+from flask_limiter.util import get_remote_address
+
+limiter = Limiter(get_remote_address)
+"""
+DJANGO = "from django_ratelimit.decorators import ratelimit\n"
+PYRATE = "from fastapi_limiter.depends import RateLimiter\nfrom pyrate_limiter import Duration, Limiter, Rate\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (FLASK, "limiter = RateLimiter(key='ip')".replace("'", '"')),
+        (
+            f"{FLASK}@limiter.limit('5/hour', cost=lambda: 2)\ndef view(): ...",
+            "@limit('5/hour', cost=lambda request: 2)",
+        ),
+        # A name that the file has for something else.
+        (f"{FLASK}limit = 5\nlimiter.limit('5/hour')(view)", "import RateLimiter, limit as sluicegate_limit"),
+        (f"{FLASK}def view(limit): ...\nlimiter.limit('5/hour')(view)", "import RateLimiter, limit\n"),
+        (f"{FLASK}def make(limit):\n    limiter.limit('5/hour')(limit)", "sluicegate_limit('5/hour')(limit)"),
+        # An empty block.
+        (
+            "import slowapi.middleware as s\nif x:\n    # it\n    app.add_middleware(s.SlowAPIMiddleware)",
+            "if x:\n    # it\n    pass",
+        ),
+        (
+            "from slowapi.middleware import SlowAPIMiddleware\nif x: app.add_middleware(SlowAPIMiddleware)",
+            "if x: pass",
+        ),
+        # An older form.
+        (
+            "from flask_limiter import Limiter\nlimiter = Limiter(app, key_func=user, storage_uri=URL)",
+            "RateLimiter(app, key=lambda request: user(), store=URL)",
+        ),
+        # The letter is what django-ratelimit reads.
+        (f"{DJANGO}@ratelimit(key='ip', rate='10/month')\ndef view(request): ...", '@limit("10/m", key="ip")'),
+        (f"{DJANGO}@ratelimit(key='ip', rate='10/5m')\ndef view(request): ...", "@limit('10/5m', key=\"ip\")"),
+        (f"{PYRATE}slow = RateLimiter(Limiter(Rate(2, Duration.DAY * 7)))", '"2 per 7 days", key="ip", scope="slow")'),
+        (
+            "import django_ratelimit as d\nd.UNSAFE\nSLUICEGATE = {}\nRATELIMIT_ENABLE = False",
+            'SLUICEGATE["ENABLED"] = False',
+        ),
+        (f"{FLASK}app.config.from_mapping({{'RATELIMIT_ENABLED': False}})", '{"SLUICEGATE_ENABLED": False}'),
+    ],
+)
+def test_what_is_rewritten(before: str, expected: str, tmp_path: Path) -> None:
+    [found] = migrated(written(tmp_path / "one", {"app.py": before}))
+    made = found.after.decode()
+    assert expected in made
+    assert not PEERS.search(made) or "UNSAFE" in made
+    assert found.left == []
+
+
+@pytest.mark.parametrize(
+    ("before", "kept", "note"),
+    [
+        (f"{FLASK}def view():\n    with limiter.limit('5/hour'): ...", "with limiter.limit('5/hour')", "write charge("),
+        (f"{FLASK}limiter.limit(*quotas)(view)", "limiter.limit(*quotas)", "cannot be read"),
+        (f"{FLASK}@limiter.request_filter\ndef free(): ...", "@limiter.request_filter", "here it is allow"),
+        (f"{FLASK}@limiter.exempt(flags=SOME)\ndef view(): ...", "@limiter.exempt(flags=SOME)", "defaults_only"),
+        (f"{FLASK}limiter.reset()", "limiter.reset()", "fresh_limits"),
+        (f"{FLASK}app.config['RATELIMIT_STRATEGY'] = NAME", "'RATELIMIT_STRATEGY'] = NAME", "no literal"),
+        (f"{DJANGO}@ratelimit(key='a.b', rate='5/m')\ndef view(request): ...", "@ratelimit(key='a.b'", "the function"),
+        (f"{DJANGO}@ratelimit(key='ip', rate=(5, 60))\ndef view(request): ...", "@ratelimit(key='ip'", "as a quota"),
+        (f"{DJANGO}@ratelimit(key='ip', rate='0/s')\ndef view(request): ...", "@ratelimit(key='ip'", "setting deny"),
+        (f"{DJANGO}@ratelimit(key='ip', rate='5/m', block=B)\ndef view(r): ...", "block=B", "no literal"),
+        (f"{DJANGO}@ratelimit(key=lambda g, r: g, rate='5/m')\ndef view(r): ...", "lambda g, r: g", "the group"),
+        (f"{PYRATE}slow = RateLimiter(Limiter(RATE))", "Limiter(RATE)", "rates as a quota"),
+        ("from slowapi import _rate_limit_exceeded_handler as h\nh(request, error)", "h(request, error)", "answers"),
+        (f"{DJANGO}from django_ratelimit.core import get_usage\nget_usage(r)", "get_usage(r)", "write charge("),
+    ],
+)
+def test_what_is_left_has_a_comment(before: str, kept: str, note: str, tmp_path: Path) -> None:
+    folder = written(tmp_path / "one", {"app.py": before})
+    [found] = migrated(folder)
+    [(line, text)] = found.left
+    lines = found.after.decode().splitlines()
+    assert kept in lines[line]  # the line below the comment; lines are counted from 1
+    assert note in text
+    assert [each.diff for each in migrate([folder])] == [""]
+
+
+def test_a_shared_limit_needs_the_key_of_its_limiter(tmp_path: Path) -> None:
+    before = FLASK.replace("(get_remote_address)", "(user, default_limits=['5/day'])")
+    [found] = migrated(written(tmp_path / "one", {"app.py": f"{before}limiter.shared_limit('5/day', 'all')(view)"}))
+    assert [text for _, text in found.left] == [
+        "give it the key of the limiter, without the view: views of one scope share a budget"
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", [b"import flask_limiter\nprint 'old'", b"import slowapi\nx = '\xff'", b"import slowapi\n\0"]
+)
+def test_a_file_that_is_no_python_stays(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_bytes(text)
+    [found] = migrate([tmp_path])
+    assert (found.after, found.diff) == (text, "")
+    assert "cannot be rewritten" in found.left[0][1]
+
+
+def test_bytes_that_are_not_about_limits_stay(tmp_path: Path) -> None:
+    before = (
+        "# -*- coding: latin-1 -*-\r\nfrom slowapi.errors import RateLimitExceeded\r\nword = 'é'\t\r\nRateLimitExceeded"
+    )
+    (tmp_path / "app.py").write_bytes(before.encode("latin-1"))
+    [found] = migrate([tmp_path])
+    after = before.replace("from slowapi.errors import", "from sluicegate import")
+    assert found.after == after.encode("latin-1")
+    assert "é" in found.diff
+
+
+def test_a_folder_is_searched_without_the_packages_in_it(tmp_path: Path) -> None:
+    for folder in (".venv", "node_modules", "shop"):
+        written(tmp_path / folder, {"limits.py": FLASK, "notes.txt": FLASK, "other.py": "print(1)"})
+    assert [each.path for each in migrate([tmp_path])] == [tmp_path / "shop" / "limits.py"]
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_the_command(write: bool, tmp_path: Path) -> None:
+    file = written(tmp_path / "one", {"app.py": f"{FLASK}limiter.reset()\n"}) / "app.py"
+    arguments = ["migrate", str(file), *(["--write"] if write else [])]
+    result = CliRunner().invoke(sluicegate, arguments)
+    assert result.exit_code == 0
+    assert ("+limiter = RateLimiter(" in result.stdout) is not write
+    assert ("RateLimiter(" in file.read_text()) is write
+    assert f"{file}:4: in tests use the fixture" in result.stderr
+    assert "1 place left for you" in result.stderr
+    found = json.loads(CliRunner().invoke(sluicegate, [*arguments, "--json"]).stdout)
+    assert [each["line"] for each in found["left"]] == [4]
+    assert len(found["changed"]) == (0 if write else 1)
