@@ -232,3 +232,11 @@ def test_the_command(write: bool, tmp_path: Path) -> None:
     found = json.loads(CliRunner().invoke(sluicegate, [*arguments, "--json"]).stdout)
     assert [each["line"] for each in found["left"]] == [4]
     assert len(found["changed"]) == (0 if write else 1)
+
+
+def test_the_command_names_its_extra(tmp_path: Path) -> None:
+    blocked = "import sys; sys.modules['libcst'] = None; from sluicegate.cli import main; main()"
+    command = [sys.executable, "-c", blocked, "migrate", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "pip install 'sluicegate[migrate]'" in result.stderr

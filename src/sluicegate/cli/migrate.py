@@ -7,11 +7,7 @@ from pathlib import Path
 import click
 
 from sluicegate.cli.output import as_json, print_json
-from sluicegate.errors import needs
 from sluicegate.replay.words import count
-
-with needs("migrate"):
-    from sluicegate.migrate import migrate as migrated
 
 
 @click.command()
@@ -22,6 +18,8 @@ def migrate(paths: tuple[Path, ...], *, write: bool, as_json: bool) -> None:
     """Rewrite an application from Flask-Limiter, slowapi, fastapi-limiter, django-ratelimit or the throttles of REST
     framework. Print the change as a diff, and each place that is left for you.
     """
+    from sluicegate.migrate import migrate as migrated  # here: its error names its own extra
+
     files = migrated(paths)
     changed = [each for each in files if each.after != each.before]
     left = [(str(each.path), line, text) for each in files for line, text in each.left]
