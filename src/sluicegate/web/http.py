@@ -35,6 +35,9 @@ class FieldNames(NamedTuple):
 HeadersSpec = DialectName | FieldNames | Mapping[str, str] | None
 """What the setting `headers` takes. `read_dialect` makes FieldNames of a mapping."""
 
+AnyDialect = str | FieldNames | Mapping[str, str] | None
+"""The same, with any text for the name of a dialect."""
+
 EXPOSED: Final = ("RateLimit", "RateLimit-Policy", "Retry-After")
 """The fields that a CORS layer outside the limiter should list in Access-Control-Expose-Headers."""
 
@@ -114,7 +117,7 @@ def retry_after(decision: Decision) -> int | None:
     return seconds(longest)
 
 
-def fields_for(decision: Decision, dialect: HeadersSpec, *, status: int, epoch: float | None = None) -> Fields:
+def fields_for(decision: Decision, dialect: AnyDialect, *, status: int, epoch: float | None = None) -> Fields:
     """Return the fields that a decision adds to a response with this status, whatever code made the response.
 
     A refusal adds `Cache-Control: no-store` and, to an error, `Retry-After`. The dialect adds its fields, except to a
@@ -135,7 +138,7 @@ def fields_for(decision: Decision, dialect: HeadersSpec, *, status: int, epoch: 
     return [("Cache-Control", "no-store"), *fields]
 
 
-def denial(decision: Decision, dialect: HeadersSpec, *, accept: str = "", epoch: float | None = None) -> Denial:
+def denial(decision: Decision, dialect: AnyDialect, *, accept: str = "", epoch: float | None = None) -> Denial:
     """Return the response to a refused request: 429; 503 if the store failed; 403 for a denied client. `accept` chooses
     the type of the body.
 
@@ -154,7 +157,7 @@ def denial(decision: Decision, dialect: HeadersSpec, *, accept: str = "", epoch:
         rank, wait = 0 if len(waits) == 1 else waits.index(retry or 0), retry and (retry + LESS) // MICROSECOND
         full = 0 if dialect == "draft-11" else (reset + since + LESS) // MICROSECOND
         rows.append((terms, allowed, limit, left, wait, full, (ahead + LESS) // MICROSECOND, source, rank))
-    return _denial(tuple(rows), dialect, wants_text(accept), epoch=second)
+    return _denial(tuple(rows), cast("str | FieldNames | None", dialect), wants_text(accept), epoch=second)
 
 
 _Row = tuple[Terms, bool, int, int, int | None, int, int, Source, int]
@@ -163,7 +166,7 @@ _Rows = tuple[_Row, ...]
 
 
 @lru_cache(maxsize=1024)
-def _denial(rows: _Rows, dialect: HeadersSpec, text: bool, *, epoch: float = 0.0) -> Denial:
+def _denial(rows: _Rows, dialect: str | FieldNames | None, text: bool, *, epoch: float = 0.0) -> Denial:
     checks, outcomes = [], []
     for terms, allowed, limit, left, retry, reset, ahead, source, rank in rows:
         checks.append(Check(terms, "", 1))
@@ -173,7 +176,7 @@ def _denial(rows: _Rows, dialect: HeadersSpec, text: bool, *, epoch: float = 0.0
     return make_denial(decision, dialect, epoch=epoch, text=text)
 
 
-def make_denial(decision: Decision, dialect: HeadersSpec, *, epoch: float, text: bool) -> Denial:
+def make_denial(decision: Decision, dialect: AnyDialect, *, epoch: float, text: bool) -> Denial:
     """Make the response to a refused request: as text if `text` is True, else as problem details."""
     status, wait = decision.status, retry_after(decision)
     described = problem(decision, status=status, wait=wait)
