@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
-
-import sluicegate
 
 
 def on_config(config: Any) -> Any:
     """Put the version after the name of the site, in the header and in the titles of pages."""
-    config.site_name = f"{config.site_name} {sluicegate.__version__}"
+    config.site_name = f"{config.site_name} {version('sluicegate')}"
     return config

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from importlib import import_module
+from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -232,7 +233,7 @@ def test_the_first_block_is_not_cut_off(page: Path) -> None:
 def test_the_site_names_the_version_and_no_address() -> None:
     """There is no public address yet, so no page links to one."""
     config = SimpleNamespace(site_name="sluicegate")
-    assert header.on_config(config).site_name == f"sluicegate {sluicegate.__version__}"
+    assert header.on_config(config).site_name == f"sluicegate {version('sluicegate')}"
     assert not re.search(r"^(site_url|repo_url|edit_uri)", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
     assert "urls" not in tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 

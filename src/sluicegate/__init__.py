@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from sluicegate.rules.tiers import Tiers
     from sluicegate.web.settings import Settings
 
-__version__ = "0.1.0"
-
 __all__ = [
     "AsyncLimiter",
     "Ban",

@@ -17,7 +17,6 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import IO, TYPE_CHECKING, Final, NoReturn, TypeVar
 
-from sluicegate import __version__
 from sluicegate.errors import SluicegateError, StoreError, needs
 
 with needs("cli"):
@@ -137,7 +136,7 @@ def _ended_by_signals() -> Generator[None]:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__)
+@click.version_option(package_name="sluicegate")
 def sluicegate() -> None:
     """Rate limiting for Python web applications."""
 
