@@ -135,6 +135,7 @@ def test_one_network_uses_up_one_shared_budget(clock: ManualClock) -> None:
     assert hit("invented 0")
 
 
+@pytest.mark.slow
 def test_without_a_network_identities_are_spread_over_the_shared_budgets(clock: ManualClock) -> None:
     limiter = Limiter(MemoryStore(max_keys=1, clock=clock))
     assert [limiter.hit("1/day", "blocked").allowed for _ in range(2)] == [True, False]
@@ -580,6 +581,7 @@ def interrupted(
         sys.settrace(outside)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raises", [False, True], ids=["decides", "raises"])
 def test_a_signal_handler_may_do_anything_at_any_moment(monkeypatch: pytest.MonkeyPatch, *, raises: bool) -> None:
     for name, bound in {"SHARED": 1, "KINDS": 1, "USERS": 2, "SHARING": 3}.items():
@@ -628,6 +630,7 @@ COUNTED = terms("sliding-window", "3/minute", scope="counted")._replace(count_de
 FOUR, MANY = terms("sliding-window", "4/minute", scope="four"), terms("sliding-window", "1000/minute", scope="many")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True], ids=["room", "full"])
 @pytest.mark.parametrize(
     "rules",
