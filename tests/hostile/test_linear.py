@@ -448,6 +448,7 @@ def without_a_row(module: Module) -> Iterator[str]:
             yield f"{found.line}: {found.row} loops: give it a row in LOOPS, or say in ASIDE what it loops over"
 
 
+@pytest.mark.slow
 def test_every_pattern_and_every_loop_has_its_row() -> None:
     found = [f"{module.path}:{fault}" for module in RUNNING for fault in without_a_row(module)]
     assert not found, "\n" + "\n".join(dict.fromkeys(found))
