@@ -7,7 +7,7 @@ import json
 import logging
 import random
 from time import process_time
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicegate import Limiter, ManualClock, Rule
-from sluicegate.algorithms import ALGORITHMS
+from sluicegate.algorithms import KEPT
 from sluicegate.asgi import RateLimitMiddleware, charge, settle
 from sluicegate.errors import AsyncMismatchError, RuleError
 from sluicegate.identity import identity_text
 from sluicegate.plan import Check, Plan
-from sluicegate.quota import Quota
+from sluicegate.quota import Calendar, Quota
 from sluicegate.rules.cost import HEAD, TAIL, Body, Ended
 from sluicegate.rules.response import Response
-from sluicegate.testing.store import NAMES
+from sluicegate.testing.store import EXAMINED
 from sluicegate.usage import anthropic_tokens, openai_tokens
 from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.stores.places import PATIENCE
@@ -71,11 +71,13 @@ def test_an_async_cost_is_an_error_and_an_async_estimate_is_not() -> None:
 # ---- the debt -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", NAMES)
+@pytest.mark.parametrize("algorithm", EXAMINED)
 @given(data=st.data())
 def test_a_debt_is_paid_before_anything_passes(algorithm: str, data: st.DataObject) -> None:
-    kept = ALGORITHMS[algorithm]
-    quota = Quota(data.draw(st.integers(1, 200)), data.draw(st.sampled_from([1, 60, 3600])))
+    kept = KEPT[algorithm]
+    is_dated = algorithm == "calendar"
+    period = data.draw(st.sampled_from([Calendar("day"), Calendar("month")] if is_dated else [1, 60, 3600]))
+    quota = Quota(data.draw(st.integers(1, 200)), cast(Any, period))
     params = kept.params(quota)
     most, limit = kept.owing(params), params[0]
     now, first = 1_760_000_000_000_000, data.draw(st.integers(0, limit))
@@ -95,8 +97,9 @@ def test_a_debt_is_paid_before_anything_passes(algorithm: str, data: st.DataObje
         assert not kept.decide(same, leaked - quota.period_us, 1, params)[0].allowed or first + debt < 2 * limit
 
 
-@pytest.mark.parametrize("algorithm", NAMES)
+@pytest.mark.parametrize("algorithm", EXAMINED)
 def test_memory_and_the_server_agree_about_debts(algorithm: Any, valkey: Any) -> None:
+    period, options = ("calendar hour", {}) if algorithm == "calendar" else ("minute", {"algorithm": algorithm})
     valkey.flush()
     clock, chance = ManualClock(1_760_000_000), random.Random(7)
     with Limiter(valkey.url, clock=clock, deadline=PATIENCE) as server:
@@ -104,12 +107,12 @@ def test_memory_and_the_server_agree_about_debts(algorithm: Any, valkey: Any) ->
         for limit in (3, 100, 5_000):
             for _ in range(30):
                 estimate, actual = chance.randint(1, limit), chance.choice([0, 1, limit, 3 * limit])
-                held = [each.reserve(f"{limit}/minute", "a", cost=estimate, algorithm=algorithm) for each in both]
+                held = [each.reserve(f"{limit}/{period}", "a", cost=estimate, **options) for each in both]
                 assert held[0].decision.outcomes[0][:6] == held[1].decision.outcomes[0][:6]
                 clock.advance(chance.choice([0, 1, 30, 70]))
                 for each in held:
                     each.settle(actual)
-                seen = [each.peek(f"{limit}/minute", "a", algorithm=algorithm).outcomes[0][:6] for each in both]
+                seen = [each.peek(f"{limit}/{period}", "a", **options).outcomes[0][:6] for each in both]
                 assert seen[0] == seen[1]
                 clock.advance(chance.choice([0, 5]))
 

@@ -126,7 +126,7 @@ OPTIONS: dict[str, Any] = {
     "default_limits": ["10/hour"],
     "rules": [
         {"name": "tiers", "quota": Tiers({"free": "4/day", "pro": "40/day", "staff": None}, by=plan_of)},
-        {"name": "posts", "quota": "5/hour", "methods": ["POST"], "path": "/pay", "cost": 2},
+        {"name": "posts", "unit": "tokens", "quota": "5/hour", "methods": ["POST"], "path": "/pay", "cost": 2},
         {"name": "trial", "quota": "1/hour", "mode": "shadow"},
         {"name": "team", "quota": "1/hour", "key": "path:team"},
         {"name": "slots", "quota": "2 at once"},
@@ -152,6 +152,7 @@ def test_what_counts_for_the_caller(adapter: Any, store: str) -> None:
         assert {rule: (each["tier"], each["kind"], each["unit"]) for rule, each in found.items()} | {
             "tiers": ("free", "budget", None),
             "slots": (None, "slots", None),
+            "posts": (None, "budget", "tokens"),
         } == {rule: (each["tier"], each["kind"], each["unit"]) for rule, each in found.items()}
         assert 3590 < found["default"]["reset_after"] <= 3600 + 36
         assert {each["used"] for each in usage(client, "bob").values()} == {0}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final, cast
 
-from sluicegate.algorithms.checks import no_burst
+from sluicegate.algorithms.checks import MAX, no_burst
 from sluicegate.clock import MICROSECOND
 from sluicegate.plan import NEVER, Outcome, Terms, new
 from sluicegate.quota import CALENDAR_UNITS, Calendar, Quota
@@ -55,6 +55,11 @@ def shape(params: tuple[int, ...]) -> str:
 def window_us(params: tuple[int, ...]) -> int:
     """Return the length of the window."""
     return params[2] // _LENGTHS * MICROSECOND
+
+
+def owing(params: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the same windows with the highest limit."""
+    return (MAX // 2, *params[1:])
 
 
 def decide(

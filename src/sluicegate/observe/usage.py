@@ -30,7 +30,7 @@ class Budget(NamedTuple):
             rule=terms.name,
             kind="ban" if terms.algorithm == BAN else "slots" if terms.held else "budget",
             tier=terms.tier,
-            unit=None,
+            unit=terms.unit,
             limit=outcome.limit,
             used=outcome.limit - outcome.remaining,
             remaining=outcome.remaining,
