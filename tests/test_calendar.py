@@ -297,6 +297,34 @@ def test_an_old_time_zone_database_gives_no_second_budget(url: str, zones: tuple
     store.close()
 
 
+@pytest.mark.parametrize(
+    "zones",
+    [
+        ("UTC", "Etc/GMT+8", "Etc/GMT-8"),
+        ("UTC", "Etc/GMT-12"),
+        ("UTC", "Etc/GMT+6", "Etc/GMT+12", "Etc/GMT-6"),
+        ("Asia/Kolkata", "America/New_York", "Pacific/Auckland", "UTC", "Etc/GMT+12"),
+    ],
+)
+def test_one_identity_under_several_calendars_gets_a_budget_for_half_a_window_at_most(
+    url: str, zones: tuple[str, ...]
+) -> None:
+    """Each charge moved the end to that of its own calendar: after some of them it was so far away that nothing of it
+    was believed, and everything passed.
+    """
+    clock = ManualClock(seconds("2026-06-15T12:00:00"))
+    store, begun = open_store(url, prefix=f"several-{uuid4().hex}", clock=clock), list[int]()
+    for hour in range(96):
+        for zone in zones * 3:
+            terms = daily(zone, clock.now_us(), 40)
+            [outcome] = store.run(Plan((Check(terms, "alice", 1),)))
+            begun += [hour] if outcome.remaining == 39 else []
+            assert outcome.reset_after <= 36 * HOUR * MICROSECOND
+        clock.advance(HOUR)
+    assert min(after - before for before, after in pairwise(begun[1:])) >= 12
+    store.close()
+
+
 # What reads the terms: header fields, rules of any kind, the local fallback, the commands and a replay.
 
 FIELDS = [  # the dialect, and the fields of a day of 23 hours after one hit of 5

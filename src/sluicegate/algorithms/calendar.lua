@@ -27,13 +27,13 @@ local function open(key, now, limit, start, lengths)
   local value, from, to = redis.call('GET', key) or '', window(now, start, lengths)
   local ends, used = tonumber(string.sub(value, -16)), tonumber(string.sub(value, 1, -17))
   if ends and used and used > 0 then
-    local before, after = window(ends, start, lengths)
+    local kept, before, after = ends, window(ends, start, lengths)
     if 2 * (ends - before) > after - before then ends = after end
     if now < ends and ends <= now + 3 * (to - from) then
-      return {key = key, used = used, ends = ends, length = to - from}
+      return {key = key, used = used, kept = kept, ends = ends, length = to - from}
     end
   end
-  return {key = key, used = 0, ends = to, length = to - from}
+  return {key = key, used = 0, kept = to, ends = to, length = to - from}
 end
 
 local function check(state, now, cost, limit)
@@ -48,7 +48,7 @@ end
 -- A key lives longer than its window, for processes whose window ends later: by a day, or by the window if that is less.
 local function keep(state, now, used)
   local wait = state.ends - now + math.min(state.length, 86400000000)
-  redis.call('SET', state.key, string.format('%.0f%016.0f', used, state.ends), 'PX', expiry(wait))
+  redis.call('SET', state.key, string.format('%.0f%016.0f', used, state.kept), 'PX', expiry(wait))
 end
 
 local function charge(state, now, cost, limit)

@@ -5,9 +5,10 @@ The process that asks computes the windows, because only it has time zones; the 
 meant. So the parameters have the beginning of the window that the process is in, its length and that of the next one.
 A time outside of both is in a window of the same length: the process's clock is wrong.
 
-The first charge stores when its window ends, and that end holds for all processes. A process with an old time zone
-database has other windows. It takes an end in the second half of its window for the end of that window, and any other
-end as it is. So nobody gets a second budget because two processes disagree.
+The first charge stores when its window ends, and that end stays. A process with an old time zone database has other
+windows, and so has another calendar of one identity. It takes an end in the second half of its window for the end of
+that window, and any other end as it is. So a window that ends is followed by at least half a window. No charge moves the
+end: with three calendars in turn it would move on and on.
 State: (end, used).
 """
 
@@ -67,16 +68,16 @@ def decide(
 ) -> tuple[Outcome, State | None]:
     """Return the outcome of a hit of this cost, and the count after it."""
     limit = params[0]
-    end, used = _live(state, now, params)
+    kept, end, used = _live(state, now, params)
     left, wait = limit - used - cost, end - now - params[3]
     if left >= 0:
         if cost:
-            state = end, used + cost
+            state = kept, used + cost
         elif used == 0:
             wait = 0
         return new(Outcome, (True, limit, left, 0, wait, wait, now, "store")), state
     if forced:
-        state = end, max(used, limit)
+        state = kept, max(used, limit)
     retry = 0 if cost == 0 else wait if cost <= limit else NEVER
     wait = wait if used else 0
     return new(Outcome, (cost == 0, limit, max(0, limit - used), retry, wait, wait, now, "store")), state
@@ -84,10 +85,10 @@ def decide(
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
     """Return the count without the hit, if its window is the current one; None if no other hit is left in it."""
-    end, used = _live(state, now, params)
+    kept, end, used = _live(state, now, params)
     if not used or not _window(end - 1, params)[0] <= at + params[3] < end:
         return state
-    return (end, used - cost) if used > cost else None
+    return (kept, used - cost) if used > cost else None
 
 
 def _params(limit: int, calendar: Calendar, *, now: int, ahead: int) -> tuple[int, ...]:
@@ -106,15 +107,17 @@ def _window(time: int, params: tuple[int, ...]) -> tuple[int, int]:
     return start, start + length
 
 
-def _live(state: State | None, now: int, params: tuple[int, ...]) -> State:
-    """Return the state as of now: that of the present window if there is none, or its window has ended."""
+def _live(state: State | None, now: int, params: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the end that is kept, that end in this calendar, and what is used: those of the present window if there is
+    no state, or its window has ended.
+    """
     time = now + params[3]
     start, end = _window(time, params)
     if state is not None:
-        until, used = state
-        before, after = _window(until, params)
+        kept, used = state
+        until, (before, after) = kept, _window(kept, params)
         if 2 * (until - before) > after - before:
             until = after
         if time < until <= time + 3 * (end - start):  # else it has ended, or the clock went back by windows
-            return until, used
-    return end, 0
+            return kept, until, used
+    return end, end, 0
