@@ -267,6 +267,8 @@ def test_a_refusal_has_the_names_of_the_setting() -> None:
         ({"limit": "X Limit"}, "headers: limit"),
         ({"limit": 1}, "headers: limit"),
         ({"limit": "X-Reset", "reset": "x-reset"}, "two fields of one name"),
+        ({"limit": "Content-Length"}, "means something else in HTTP"),
+        ({"reset": "retry-after"}, "means something else in HTTP"),
     ],
 )
 def test_wrong_names_of_fields_are_refused(given: Any, text: str) -> None:

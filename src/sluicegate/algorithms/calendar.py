@@ -7,8 +7,8 @@ A time outside of both is in a window of the same length: the process's clock is
 
 The first charge stores when its window ends, and that end stays. A process with an old time zone database has other
 windows, and so has another calendar of one identity. It takes an end in the second half of its window for the end of
-that window, and any other end as it is. So a window that ends is followed by at least half a window. No charge moves the
-end: with three calendars in turn it would move on and on.
+that window, and any other end as it is. So two ends are at least half a window apart. No charge moves an end: with
+three calendars in turn it would move on and on.
 State: (end, used).
 """
 

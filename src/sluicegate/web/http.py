@@ -308,6 +308,13 @@ def read_dialect(given: object) -> HeadersSpec:
     raise SettingsError("headers", given, problem="not known", expected=expected)
 
 
+_TAKEN: Final = frozenset(
+    {"age", "cache-control", "connection", "date", "etag", "expires", "keep-alive", "last-modified", "location"}
+    | {"retry-after", "server", "set-cookie", "trailer", "transfer-encoding", "upgrade", "vary", "www-authenticate"}
+)
+"""Fields of a response (RFC 9110, 9111, 9112, 6265) that a second value would break; `Content-…` are others."""
+
+
 def _read_names(given: Mapping[object, object]) -> FieldNames:
     for field, name in given.items():
         if field not in FieldNames._fields:
@@ -316,6 +323,9 @@ def _read_names(given: Mapping[object, object]) -> FieldNames:
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
             expected = 'give the name of a header field, as {"limit": "X-RateLimit-Limit"}'
             raise SettingsError(f"headers: {field}", name, problem="not a name of a field", expected=expected)
+        if name.lower().startswith("content-") or name.lower() in _TAKEN:
+            expected = "give a name that no response has already"
+            raise SettingsError(f"headers: {field}", name, problem="means something else in HTTP", expected=expected)
     names = FieldNames()._replace(**cast("dict[str, str]", given))
     if len({name.lower() for name in names}) < len(names):
         raise SettingsError("headers", {**given}, problem="two fields of one name", expected="give each its own")
