@@ -12,17 +12,32 @@ from typing import Any
 import pytest
 
 from sluicegate import AsyncLimiter, Limiter
-from sluicegate.clock import MICROSECOND
-from sluicegate.errors import ConfigurationError, OverrideError
+from sluicegate.clock import MICROSECOND, epoch_seconds
+from sluicegate.errors import ConfigurationError, OverrideError, QuotaError
+from sluicegate.overrides import write
 from sluicegate.overrides.write import ending
+from sluicegate.stores import HISTORY
 from tests.servers import Server, ask
 
 
 class Office:
     """The overrides of a limiter, sync or async: each method returns what it returns when it is awaited."""
 
-    def __init__(self, limiter: Any, runner: asyncio.Runner) -> None:
+    def __init__(self, limiter: Any, runner: asyncio.Runner, *, other: Limiter) -> None:
         self._overrides, self._runner = limiter.overrides, runner
+        self.other = other.overrides  # that of another person
+
+    def before(self, asked: str, change: Callable[[], object]) -> None:
+        """Make a change right before the store is asked this for the first time."""
+        store, changes = self._overrides._store, [change]
+
+        class Store:
+            def __getattr__(self, name: str) -> Any:
+                if name == asked and changes:
+                    changes.pop()()
+                return getattr(store, name)
+
+        self._overrides._store = Store()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._overrides, name)
@@ -46,7 +61,11 @@ def office(request: pytest.FixtureRequest) -> Iterator[Office]:
         url = server.url
     with asyncio.Runner() as runner:
         limiter: Any = Limiter(url) if kind == "Limiter" else AsyncLimiter(url)
-        yield Office(limiter, runner)
+        other = Limiter(url)
+        if store == "memory":
+            other.use(getattr(limiter.opened, "memory", limiter.opened))
+        yield Office(limiter, runner, other=other)
+        other.close()
         closing = limiter.close()
         if closing is not None:
             runner.run(closing)
@@ -70,6 +89,36 @@ def test_set_list_remove_undo_and_the_history(office: Office) -> None:
     assert office.list() == (one,), "the second undo brings the last change back"
 
 
+@pytest.mark.parametrize("moment", ["read_overrides", "override_entries", "write_overrides"])
+def test_undo_takes_back_what_another_has_just_changed(office: Office, moment: str) -> None:
+    office.set("export", action="off")
+    office.before(moment, lambda: office.other.set("login", action="off"))
+    assert [each.rule for each in office.undo().removed] == ["login"]
+    assert [each.rule for each in office.list()] == ["export"]
+
+
+def test_undo_brings_nothing_back_that_has_ended(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = office.set("export", action="off", until=60)
+    new = office.set("export", action="shadow")
+    assert office.history(1)[0].removed == (old,)
+    monkeypatch.setattr(write, "epoch_seconds", lambda: epoch_seconds() + 61)
+    undone = office.undo()
+    assert (undone.added, undone.removed, office.list()) == ((), (new,), ())
+    office.set("login", action="off", until=60)
+    monkeypatch.setattr(write, "epoch_seconds", lambda: epoch_seconds() + 122)
+    undone = office.undo()
+    assert (undone.added, undone.removed) == ((), ()), "it has ended by itself"
+
+
+def test_the_last_thousand_changes_are_kept(office: Office) -> None:
+    office.set("export", action="off")
+    (entry,), store = office.history(), office.other._store
+    for _ in range(HISTORY):
+        text = store.read_overrides(b"")
+        assert store.write_overrides(text, text, entry.text())
+    assert len(office.history(HISTORY + 5)) == HISTORY
+
+
 def test_an_override_that_has_ended_is_dropped_at_the_next_change(office: Office) -> None:
     office.set("export", action="off", until=0.000001)
     later = office.set("login", action="off")
@@ -89,6 +138,7 @@ def test_an_override_that_has_ended_is_dropped_at_the_next_change(office: Office
         ({"identities": "user:42"}, OverrideError),  # not its characters
         ({"identities": 42}, OverrideError),
         ({"action": "stop"}, OverrideError),
+        ({"action": "quota", "quota": "fast"}, QuotaError),
     ],
 )
 def test_wrong_arguments_change_nothing(office: Office, given: dict[str, Any], error: type[Exception]) -> None:

@@ -35,7 +35,8 @@ _IDENTITIES: Final = 10_000  # of one override
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """What holds instead of a rule, for whom, and until when. Raises OverrideError for values that cannot hold.
+    """What holds instead of a rule, for whom, and until when. Raises OverrideError for values that cannot hold,
+    and QuotaError for a wrong quota.
 
     - `rule`: the name of a rule, "default" for the default limits, or "*" for every rule.
     - `action`: "quota" (another one), "shadow", "enforce", "off" (the rule does not apply), "deny" (403) or "allow"

@@ -24,8 +24,8 @@ _TRIES: Final = 20  # of a write, while others write too
 _BUSY: Final = "others change them at the same time; try again"
 _EXPECTED: Final = 'give a datetime with its zone, seconds, a timedelta, or words like "2h" or "7 days"'
 
-Plan = Callable[[tuple[Override, ...]], Entry]
-"""Makes a change from the set that holds."""
+Plan = Callable[[tuple[Override, ...], Sequence[str | bytes]], Entry]
+"""Makes a change from the set that holds, and from the last entry of the history."""
 
 
 def _now_us() -> int:
@@ -85,7 +85,7 @@ def override_from(options: Mapping[str, Any], text_of: Callable[[Any], str], *, 
 
 
 def _removing(which: str, *, by: str, why: str) -> Plan:
-    def plan(held: tuple[Override, ...]) -> Entry:
+    def plan(held: tuple[Override, ...], _: object) -> Entry:
         removed = tuple([each for each in held if which in (EVERY_RULE, each.id)])
         if not removed and which != EVERY_RULE:
             raise OverrideError("override", which, problem="no such override", expected="list them to see their ids")
@@ -94,14 +94,19 @@ def _removing(which: str, *, by: str, why: str) -> Plan:
     return plan
 
 
-def _undoing(history: Sequence[Entry], *, by: str, why: str) -> Plan:
-    if not history:
-        raise OverrideError("undo", None, problem="nothing was changed", expected="list the history to see the changes")
-    last = history[0]
-    return lambda _: Entry(_now_us(), by, "undo", added=last.removed, removed=last.added, why=why)
+def _undoing(*, by: str, why: str) -> Plan:
+    def plan(_: object, history: Sequence[str | bytes]) -> Entry:
+        if not history:
+            expected = "list the history to see the changes"
+            raise OverrideError("undo", None, problem="nothing was changed", expected=expected)
+        last, now = Entry.of(history[0]), _now_us()
+        added, removed = (tuple([each for each in held if each.holds(now)]) for held in (last.removed, last.added))
+        return Entry(now, by, "undo", added=added, removed=removed, why=why)
+
+    return plan
 
 
-def _changed(text: bytes, plan: Plan, *, clears: bool) -> tuple[Entry, bytes]:
+def _changed(text: bytes, plan: Plan, *, history: Sequence[str | bytes], clears: bool) -> tuple[Entry, bytes]:
     """Return a change of this document, and the document after it. What has ended is left out."""
     try:
         version, held = Document.of(text)
@@ -111,7 +116,7 @@ def _changed(text: bytes, plan: Plan, *, clears: bool) -> tuple[Entry, bytes]:
         version, held = 0, ()
     now = _now_us()
     live = tuple([each for each in held if each.holds(now)])
-    entry = plan(live)
+    entry = plan(live, history)
     gone = {each.id for each in (*entry.removed, *entry.added)}
     stays = checked([*[each for each in live if each.id not in gone], *entry.added])
     return entry, Document(version + 1, stays).text()
@@ -140,7 +145,7 @@ class _Writer:
         given = {**options, "rule": rule, "quota": quota}
         made = override_from(given, self._text_of, now=_now_us(), name=token_hex(4))
 
-        def plan(held: tuple[Override, ...]) -> Entry:
+        def plan(held: tuple[Override, ...], _: object) -> Entry:
             replaced = tuple([each for each in held if each.target == made.target])
             return Entry(made.at, made.by, made.action, added=(made,), removed=replaced, why=made.why)
 
@@ -163,7 +168,8 @@ class Overrides(_Writer):
 
         `identities` are what keys return, `pattern` is text with one `*`, and `tier` one of the rule's Tiers; without
         any of them it holds for everybody. `until` is a moment, or how long it holds. An override with the same rule
-        and the same identities is replaced. Raises OverrideError for a tie with another one, or a wrong argument.
+        and the same identities is replaced. Raises QuotaError for a wrong quota, and OverrideError for a tie with
+        another one or another wrong argument.
         """
         return self._write(self._setting(rule, quota, options)).added[0]
 
@@ -176,8 +182,8 @@ class Overrides(_Writer):
         return self._write(_removing(which, by=by, why=why), clears=which == EVERY_RULE)
 
     def undo(self, *, by: str = "", why: str = "") -> Entry:
-        """Take back the last change; a second time, bring it back. Return the change."""
-        return self._write(_undoing(self.history(1), by=by, why=why))
+        """Take back the last change; a second `undo` makes that change again. Return the change."""
+        return self._write(_undoing(by=by, why=why))
 
     def history(self, count: int = 20) -> builtins.list[Entry]:
         """Return the last changes, the newest first: 1,000 are kept."""
@@ -186,7 +192,8 @@ class Overrides(_Writer):
     def _write(self, plan: Plan, *, clears: bool = False) -> Entry:
         for _ in range(_TRIES):
             text = self._store.read_overrides(b"") or b""
-            entry, after = _changed(text, plan, clears=clears)
+            history = self._store.override_entries(1)  # after the set: an older one would not be the last change
+            entry, after = _changed(text, plan, history=history, clears=clears)
             if self._store.write_overrides(text, after, entry.text()):
                 return entry
         raise StoreError("of overrides", _BUSY, concerns="plan")
@@ -205,7 +212,7 @@ class AsyncOverrides(_Writer):
         return await self._write(_removing(which, by=by, why=why), clears=which == EVERY_RULE)
 
     async def undo(self, *, by: str = "", why: str = "") -> Entry:
-        return await self._write(_undoing(await self.history(1), by=by, why=why))
+        return await self._write(_undoing(by=by, why=why))
 
     async def history(self, count: int = 20) -> builtins.list[Entry]:
         return [Entry.of(text) for text in await got(self._store.override_entries(count))]
@@ -213,7 +220,8 @@ class AsyncOverrides(_Writer):
     async def _write(self, plan: Plan, *, clears: bool = False) -> Entry:
         for _ in range(_TRIES):
             text = await got(self._store.read_overrides(b"")) or b""
-            entry, after = await apart(_changed, text, plan, clears=clears)
+            history = await got(self._store.override_entries(1))
+            entry, after = await apart(_changed, text, plan, history=history, clears=clears)
             if await got(self._store.write_overrides(text, after, entry.text())):
                 return entry
         raise StoreError("of overrides", _BUSY, concerns="plan")
