@@ -213,3 +213,42 @@ def test_the_commands_say_what_is_wrong_with_a_file(
     assert done.exit_code == 2, done.output
     assert says in done.output
     assert "SG015" in done.output
+
+
+BANS = """
+[[rules]]
+name = "login"
+quota = "5/minute"
+ban = { after = 10, within = "10 minutes", duration = "1 hour", name = "guessing" }
+"""
+OTHER_BAN = BANS.replace("login", "search").replace("after = 10", "after = 20")
+APP = """
+from flask import Flask
+from sluicegate import Ban
+from sluicegate.flask import RateLimiter, limit
+
+app = Flask("shop")
+ban = Ban(after=20, within="10 minutes", duration="1 hour", name="guessing")
+app.get("/", endpoint="home")(limit("5/minute", ban=ban)(lambda: ""))
+RateLimiter(app, store="{url}")
+"""
+# A file, what `rules check` says, and what `rules diff` says, which has the application.
+REFUSED: dict[str, tuple[str, str, str]] = {
+    "two bans of one name": (BANS + OTHER_BAN, "line 7: rule 'search': ban", "line 7: rule 'search': ban"),
+    "another ban in a view": (BANS, "nothing is wrong", "another rule has a different ban of this name"),
+    "an unknown route": (BANS.replace("ban =", 'route = "nowhere" #'), "nothing is wrong", "no such route"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_check_and_diff_find_what_a_process_refuses(
+    operate: Operate, tmp_path: Path, valkey: Server, case: str
+) -> None:
+    text, says, differs = REFUSED[case]
+    rules, app = tmp_path / "rules.toml", tmp_path / "shop.py"
+    rules.write_text(text, "utf-8")
+    app.write_text(APP.format(url=valkey.url), "utf-8")
+    assert says in operate("rules", "check", str(rules)).output
+    done = operate("rules", "diff", str(rules), "--app", str(app))
+    assert done.exit_code == 2
+    assert differs in done.output

@@ -29,7 +29,7 @@ _file = click.argument("file", type=click.Path(exists=True, dir_okay=False, path
 @_file
 @as_json
 def check(file: Path, *, as_json: bool) -> None:
-    """Say whether the rules in a file can hold, with all errors and their lines."""
+    """Say whether the rules in a file can hold, with the first error of each and its line. `diff` looks at more."""
     found = _read(file, DEFAULT)
     if as_json:
         print_json({"rules": [{"name": rule.name, **_facts(rule)} for rule in found]})
@@ -41,12 +41,13 @@ def check(file: Path, *, as_json: bool) -> None:
 @_file
 @operated()
 def diff(shell: Shell, file: Path) -> None:
-    """Show what would change if the application had the rules of this file."""
+    """Show what would change if the application had the rules of this file, or the error of its endpoints."""
     changes: list[tuple[str, ...]] = []
     for limiting in shell.application.limiters:
-        settings = limiting.settings
+        settings, read = limiting.settings, _read(file, limiting.settings.algorithm)
+        limiting.gate.try_rules(read)  # raises what a process refuses
         now = {rule.name: _facts(rule) for rule in settings.rules if isinstance(rule, Rule)}
-        then = {rule.name: _facts(rule) for rule in _read(file, settings.algorithm)}
+        then = {rule.name: _facts(rule) for rule in read}
         for name in dict.fromkeys([*now, *then]):
             before, after = now.get(name, {}), then.get(name, {})
             what = "changed" if before and after else "added" if after else "removed"

@@ -1,7 +1,8 @@
 """Overrides: what an operator sets while the application runs, for a rule and some of its identities, until a moment.
 
 `override` has the value and the document, `applied` what holds for one identity, `follow` how a process learns of a
-change, and `write` how a change is made. An override is only another quota or mode of a rule: the decision is the same.
+change, `write` how a change is made, and `file` overrides or rules in a file. An override is only another quota or mode
+of a rule: the decision is the same.
 """
 
 from sluicegate.overrides.override import Action, Entry, Override

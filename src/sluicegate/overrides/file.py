@@ -54,8 +54,8 @@ def tables(
     text: str, name: str, path: str, *, make: Callable[[dict[str, Any], int], T], required: bool = False
 ) -> tuple[T, ...]:
     """Return what `make` makes of each table of an array in a TOML file, and of its number. Raises OverrideError with
-    all errors and their lines; also for a file that is not TOML, has an unknown name, or lacks a `required` array: a
-    misspelt or an empty file must not silently remove what holds.
+    the first error of each table and its line; also for a file that is not TOML, has an unknown name (a misspelt one
+    must not silently remove what holds), or lacks a `required` array.
     """
     try:
         read = tomllib.loads(text)
@@ -96,6 +96,6 @@ def overrides_in(text: str, path: str, text_of: Callable[[str], str]) -> tuple[O
         if until is not None and not isinstance(until, datetime):  # a length of time has no beginning here
             expected = "write it like 2026-12-01T00:00:00Z"
             raise OverrideError("until", until, problem="not a moment with its zone", expected=expected)
-        return override_from(options, lambda word: text_of(str(word)), now=0, name=f"line-{number}")
+        return override_from(options, lambda word: text_of(str(word)), now=0, name=f"table-{number}")
 
     return checked(tables(text, "overrides", path, make=made))

@@ -126,8 +126,15 @@ class _Rules:
         """Let these rules hold instead of the settings' from the next request on. Raises ConfigurationError, and
         changes nothing then. Budgets live on: their keys have the names of the rules.
         """
-        other = copy(self)  # the rules are tried there, with all endpoints that are known
-        other._bans, other._bound = {}, {}
+        other = self.try_rules(rules)
+        self._bans, self._rules, self._named, self.may_owe = other._bans, other._rules, other._named, other.may_owe
+        self._adds = other._adds
+        self._bound = other._bound  # last: a request that comes now finds all the rest
+
+    def try_rules(self, rules: Iterable[Rule]) -> _Rules:
+        """Return a copy with these rules, bound to all endpoints that are known. Raises ConfigurationError."""
+        other = copy(self)
+        other._bans, other._bound, other._rules_file = {}, {}, None
         for bound in other._defaults:
             agree(other._bans, bound.rule.name, bound.rule.ban)
         other._set_rules(rules)
@@ -135,9 +142,7 @@ class _Rules:
             other.check_routes(self._routes)
         for endpoint, done in tuple(self._endpoints.values()):
             other.bind(endpoint, done)
-        self._bans, self._rules, self._named, self.may_owe = other._bans, other._rules, other._named, other.may_owe
-        self._adds = other._adds
-        self._bound = other._bound  # last: a request that comes now finds all the rest
+        return other
 
     def _follows(self, clock: Clock | None) -> Following | None:
         """Return what follows the overrides; None if there are none to follow."""
@@ -196,8 +201,7 @@ class _Rules:
         found = table.get(view)
         if found is None:
             found = table[view] = self._bind(endpoint, done)
-            if self.settings.rules_file:
-                self._endpoints[view] = endpoint, done
+            self._endpoints[view] = endpoint, done
         return found
 
     def bind_own(self, endpoint: Endpoint, marks: Iterable[Mark]) -> Bounds:

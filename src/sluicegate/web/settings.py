@@ -36,7 +36,7 @@ from sluicegate.identity import Seal
 from sluicegate.overrides.file import Watched, tables
 from sluicegate.plan import FAILURE_POLICIES, Decision, FailurePolicy, Handlers
 from sluicegate.quota import Quota
-from sluicegate.rules.ban import Ban
+from sluicegate.rules.ban import Ban, agree
 from sluicegate.rules.key import KeySpec, ReadyKey, address_key, check_nesting, validate_key
 from sluicegate.rules.rollout import Mode, share
 from sluicegate.rules.rule import AnswerFunction, Rule, check_answer
@@ -472,11 +472,12 @@ def _listed_rules(given: object) -> Iterable[object]:
 
 
 def read_rules(text: str, path: str, *, algorithm: str) -> tuple[Rule, ...]:
-    """Return the rules in the text of a file. Raises OverrideError with all that is wrong, each with its line."""
-    rules: list[Rule] = []
+    """Return the rules in the text of a file. Raises OverrideError with the first error of each table, and its line."""
+    rules, bans = list[Rule](), dict[str, Ban]()
 
     def add(options: Mapping[str, object], number: int) -> None:
         rules.append(_added(options, number, rules, algorithm=algorithm))
+        agree(bans, rules[-1].name, rules[-1].ban)
 
     tables(text, "rules", path, make=add, required=True)
     return tuple(rules)
