@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicegate.errors import OverrideError
-from sluicegate.identity import Seal, digest, encoder
+from sluicegate.identity import Digested, Seal, digest, encoder
 from sluicegate.overrides.applied import Applied
 from sluicegate.overrides.override import Document, Override, pattern_of
 
@@ -59,3 +59,10 @@ def test_the_narrowest_holds(data: st.DataObject, sealed: bool) -> None:
                 ]
                 found = applied.of(rule, user(name), tier)
                 assert (None if found is None else found.override) == max(fits, key=narrowness, default=None)
+
+
+def test_no_pattern_matches_a_digest() -> None:
+    """One of `text:*` would match each digest that begins with the letter of a text."""
+    one = Override(rule="*", action="off", pattern="text:*", id="one")
+    assert Applied([one]).of("export", Digested("s" * 22), None) is None
+    assert Applied([one]).of("export", "s" * 22, None) is not None

@@ -202,7 +202,8 @@ def test_it_ends_by_itself_while_the_server_is_away(colour: str, valkey: Server)
         assert application.passes(4) == 4
         # Its end is by the clock of the application, which is not that of the office: so it is written by hand.
         held = application.gate.following.held
-        application.gate.following.hold([each.__class__(**_facts(each, application)) for each in held])
+        ending = tuple([each.__class__(**_facts(each, application)) for each in held])
+        application.gate.following.take(Document(2, ending).text())
         assert application.passes(4) == 4
         application.pass_by(0.5)
         application.gate.limiter.opened.read_overrides = None  # nothing is asked: it ends without a look
@@ -560,6 +561,60 @@ def test_a_narrower_override_holds_also_against_one_of_every_rule(
     office.overrides.set("export", action=here, identities=ALICE)
     assert application.passes(3) == passes
     assert application.passes(3, "bob") == (0 if everywhere == "deny" else 3)
+
+
+@pytest.mark.parametrize(
+    ("every", "here", "whom", "passes"),
+    [
+        ("deny", {"quota": "3/minute"}, {"identities": ALICE}, 3),  # of the same width: that of the rule itself
+        ("deny", {"quota": "3/minute"}, {"tier": "free"}, 3),
+        ("deny", {"quota": "3/minute"}, {"tier": "pro"}, 0),
+        ("allow", {"action": "deny"}, {"tier": "free"}, 0),
+    ],
+)
+def test_the_tier_and_the_rule_itself_come_before_every_rule(
+    make: Make, every: Any, here: dict[str, Any], whom: dict[str, Any], passes: int
+) -> None:
+    tiers = Tiers({"free": "2/minute", "pro": "4/minute"}, by=lambda visitor: "free")
+    application, office = make(rules=[{**EXPORT, "quota": tiers}])
+    office.overrides.set("*", action=every, **{"identities": whom["identities"]} if "identities" in whom else {})
+    office.overrides.set("export", **here, **whom)
+    assert application.passes(5) == passes
+
+
+def test_what_the_lists_of_the_settings_say_comes_first(make: Make) -> None:
+    application, office = make(allow=["203.0.113.7"])
+    office.overrides.set("*", action="deny")
+    assert application.passes(3) == 3
+
+
+def test_allow_passes_a_ban_too(make: Make) -> None:
+    application, office = make(rules=[{**EXPORT, "ban": Ban(after=1, within="1 hour", duration="1 hour")}])
+    assert application.passes(4) == 2
+    application.pass_by(600)
+    assert application.passes(1) == 0, "banned"
+    office.overrides.set("*", action="allow", identities=ALICE)
+    application.pass_by()
+    assert application.passes(3) == 3
+
+
+def test_a_limiter_follows_no_override(make: Make) -> None:
+    application, office = make()
+    office.overrides.set("*", action="deny")
+    assert office.hit("1/minute", "alice").allowed
+    assert application.passes(1) == 0
+
+
+def test_a_process_that_starts_while_the_server_is_away_knows_none(colour: str, valkey: Server) -> None:
+    ask(valkey, "FLUSHALL")
+    with Limiter(valkey.url) as office:
+        office.overrides.set("export", action="deny")
+    valkey.pause()
+    try:
+        with closing(Application(valkey.url, colour, on_store_failure="allow", deadline=0.2)) as application:
+            assert application.passes(1) == 1
+    finally:
+        valkey.resume()
 
 
 def test_a_key_function_is_called_only_where_a_rule_has_it(make: Make) -> None:

@@ -26,7 +26,6 @@ from sluicegate.limiter import Limiter
 from sluicegate.overrides import Action, Override, Overrides
 from sluicegate.overrides.applied import Applied, Held, terms_with
 from sluicegate.overrides.follow import mark_of
-from sluicegate.overrides.override import EVERY_RULE
 from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.replay.words import count, key_text
 from sluicegate.rules.ban import Ban
@@ -136,7 +135,11 @@ class Budgets:
     def sealed(self, text: str) -> str:
         """Return the text of an identity in the form that the store gets."""
         secret = self.settings.secret
-        return text if secret is None else Seal(secret).text(text)
+        return text if secret is None or type(text) is Digested else Seal(secret).text(text)
+
+    def applied(self, held: Iterable[Override]) -> Applied:
+        """Return these overrides as a gate of the application applies them."""
+        return Applied(held, seal=self.sealed)
 
     def keys(self, name: str | None) -> list[KeySpec]:
         """The keys of all rules, or of those that a person means by this name of a rule or a ban."""
@@ -159,17 +162,12 @@ class Budgets:
         return {rule_id for rule_id, name in known if name in names}
 
     def steered(self, words: Sequence[str], text: str) -> tuple[dict[str, tuple[Known, ...]], tuple[Override, ...]]:
-        """Return the terms with the overrides that hold for one identity, and those. No pattern is known to match a
-        digest.
-        """
-        applied = Applied(self.live, seal=self.sealed if words else None)
-        who = plain_text(self.identity(words)) if words else text
-        every = applied.of(EVERY_RULE, who, None)
-        listed = every if every is not None and every.action in ("deny", "allow") else None
+        """Return the terms with the overrides that hold for one identity, and those."""
+        applied, who = self.applied(self.live), plain_text(self.identity(words)) if words else text
         found: dict[Override, None] = {}
 
         def of(rule: str, tier: str | None) -> Held | None:
-            held = listed or applied.of(rule, who, tier)  # as the gate decides: what is for every rule comes first
+            held = applied.of(rule, who, tier)
             found.update({} if held is None else {held.override: None})
             return held
 

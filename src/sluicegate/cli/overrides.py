@@ -6,7 +6,7 @@ is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -21,11 +21,11 @@ from sluicegate.cli.check import quota_of
 from sluicegate.cli.commands import Command
 from sluicegate.cli.output import Listing, Shell, console, operated, option_for, plain, span
 from sluicegate.clock import MICROSECOND, epoch_seconds
-from sluicegate.identity import digest
+from sluicegate.identity import Digested, digest, identity_text
 from sluicegate.overrides import Action, Entry, Override, Overrides
 from sluicegate.overrides.applied import terms_with
 from sluicegate.overrides.follow import processes
-from sluicegate.overrides.override import EVERY_RULE
+from sluicegate.overrides.override import EVERY_RULE, Document, sample_of
 from sluicegate.replay.words import count
 from sluicegate.stores import HISTORY
 
@@ -80,8 +80,9 @@ def _author() -> str:
 class _Asking:
     """The store of an application, which shows a change of the overrides and asks before it is written."""
 
-    def __init__(self, shell: Shell, budgets: Budgets) -> None:
+    def __init__(self, shell: Shell, budgets: Budgets, whom: Sequence[str]) -> None:
         self._shell, self._budgets = shell, budgets
+        self._texts = {digest(budgets.text([word])): identity_text(budgets.identity([word])) for word in whom}
         self.entry = Entry(0, "", "")  # the last change
 
     def __getattr__(self, name: str) -> Any:
@@ -90,14 +91,14 @@ class _Asking:
     def write_overrides(self, before: bytes, after: bytes, entry: str) -> object:
         self.entry = Entry.of(entry)
         if not self._shell.as_json:
-            _preview(self._budgets, self.entry)
+            _preview(self._budgets, self.entry, Document.of(after).held, texts=self._texts)
         self._shell.confirm("Change it?")
         return self._budgets.store.write_overrides(before, after, entry)
 
 
-def _change(shell: Shell, budgets: Budgets, change: Callable[[Overrides], object]) -> None:
-    """Change the overrides: show it, ask, write it, and tell what was done."""
-    store = _Asking(shell, budgets)
+def _change(shell: Shell, budgets: Budgets, change: Callable[[Overrides], object], *, whom: Sequence[str] = ()) -> None:
+    """Change the overrides: show it, ask, write it, and tell what was done. `whom` are the identities as typed."""
+    store = _Asking(shell, budgets, whom)
     change(budgets.overrides(store))
     added, removed = store.entry.added, store.entry.removed
     done = f"Set {_some([one.id for one in added])}." if added else f"{count(len(removed), 'override')} removed."
@@ -105,24 +106,29 @@ def _change(shell: Shell, budgets: Budgets, change: Callable[[Overrides], object
     shell.tell(entry_facts(store.entry), told)
 
 
-def _preview(budgets: Budgets, entry: Entry) -> None:
-    """Show what a change does: to which rules, for whom, with how many budgets in use, and which processes follow."""
+def _preview(budgets: Budgets, entry: Entry, held: Sequence[Override], *, texts: Mapping[str, str]) -> None:
+    """Show what a change does: to which rules, for whom, with how many budgets in use, and which processes follow.
+    `held` are the overrides after it, and `texts` has the texts of typed identities: no pattern matches a digest.
+    """
     out, written = console(stderr=True), {rule.name: quota_of(rule) for rule in budgets.rules}
     rows, names = list[tuple[str, ...]](), set[str]()
-    before, after = ({one.target: one for one in held} for held in (entry.removed, entry.added))
-    for target, one in {**before, **after}.items():
+    stays, after = [one for one in held if one not in entry.added], {one.target: one for one in entry.added}
+    then = [budgets.applied([*stays, *some]) for some in (entry.removed, entry.added)]
+    for target, one in ({one.target: one for one in entry.removed} | after).items():
         ruled = [*written] if one.rule == EVERY_RULE else [one.rule]
+        first = one.digests[0] if one.digests else ""
+        who = texts.get(first, Digested(first)) if first else sample_of(one.pattern) if one.pattern else ""
         names.update(() if one.digests else ruled)  # of one identity, `sluicegate show` tells the budgets
         for name in ruled:
-            now = written.get(name, "no such rule")
-            holds = [holds_of(held[target]) if target in held else now for held in (before, after)]
+            found = [applied.of(name, who, one.tier) for applied in then]
+            holds = [holds_of(one.override) if one else written.get(name, "no such rule") for one in found]
             rows.append((name, *holds, whom_of(one), ends_in(after.get(target))))
     out.print(Listing(rows[:_SHOWN], "Rule", "Now", "Then", "For", "Ends in"))
     if len(rows) > _SHOWN:
         out.print(f"and {len(rows) - _SHOWN:,} more")
     if names:
         used = len(set(budgets.having(budgets.ids(names), "counting budgets")))
-        out.print(plain(f"{count(used, 'budget')} in use: what was used stays used."))
+        out.print(plain(f"{count(used, 'budget')} in use."))
     following = [each.partition(" ") for each in processes(budgets.store)]
     out.print(plain(f"Following: {count(len(following), 'process', 'processes')}."))
     for name, _, _ in following[:_SHOWN]:
@@ -201,7 +207,7 @@ def _set(
             warn_of_mismatch([budgets], (word,), None if rule == EVERY_RULE else rule)
         whom = [budgets.identity([word]) for word in identities] or None
         options |= {"identities": whom, "until": duration, "by": _author()}
-        _change(shell, budgets, lambda overrides: overrides.set(rule, action=action, **options))
+        _change(shell, budgets, lambda overrides: overrides.set(rule, action=action, **options), whom=identities)
 
 
 def _mode(action: Action, text: str) -> click.Command:
@@ -219,7 +225,7 @@ def _mode(action: Action, text: str) -> click.Command:
 
 shadow = _mode("shadow", "Let a rule count and never refuse.")
 off = _mode("off", "Let a rule not apply.")
-enforce = _mode("enforce", "Enforce a rule for everybody, also one that is in shadow.")
+enforce = _mode("enforce", "Enforce a rule, also one that is in shadow, wholly or for some.")
 _quota: Final = _mode("quota", "Let another quota hold: the same as `sluicegate override RULE QUOTA`.")
 _quota.params.append(click.Argument(["quota"]))
 override.add_command(_quota, "set")
@@ -262,7 +268,8 @@ def _held(group: click.Group, action: Action | None = None) -> click.Group:
     def remove(shell: Shell, which: str) -> None:
         with _place(shell) as budgets:
             meant = which if which == EVERY_RULE and action is None else _found(budgets, which, action)
-            _change(shell, budgets, lambda overrides: overrides.remove(meant, by=_author()))
+            typed = (which,) if ":" in which and EVERY_RULE not in which else ()
+            _change(shell, budgets, lambda overrides: overrides.remove(meant, by=_author()), whom=typed)
 
     return group
 

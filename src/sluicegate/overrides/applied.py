@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import ConfigurationError, OverrideError, warn
-from sluicegate.identity import raw_digests, unpacked
+from sluicegate.identity import Digested, raw_digests, unpacked
 from sluicegate.overrides.override import EVERY_RULE, Override, pattern_of
 from sluicegate.plan import Terms
 from sluicegate.rules.rollout import EVERYBODY
@@ -101,7 +101,7 @@ class Applied:
         self._matching = lru_cache(_CACHED)(self._match)
 
     def of(self, rule: str, identity: str, tier: str | None) -> Held | None:
-        """Return what holds for an identity under a rule; None: the rule itself."""
+        """Return what holds for an identity under a rule; None: the rule itself. The gate and the commands ask here."""
         own, every = self._digests.get(rule), self._every
         if own or every:
             who = self._raw(identity if self._seal is None else self._seal(identity))
@@ -117,7 +117,8 @@ class Applied:
         return None
 
     def _match(self, rule: str, identity: str) -> Held | None:
-        for each, pattern, held in self._patterns:
+        known = type(identity) is not Digested  # no pattern is known to match a digest
+        for each, pattern, held in self._patterns if known else ():
             if each in (rule, EVERY_RULE) and pattern.fullmatch(identity):
                 return held
         return None

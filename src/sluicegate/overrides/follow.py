@@ -1,13 +1,13 @@
 """Following the overrides: each process looks at most once a second whether they have changed, beside its requests.
 
-A look is one small command to the server, or the `stat` of a file. No request waits for it, but for the first one after
-more than two seconds without a look: the process was idle, and must not decide by what held before. What is found is
+A look is one small command to the server, or the `stat` of a file. A request waits for it only after more than two
+seconds without the end of a look: the process was idle, and must not decide by what held before. What is found is
 checked whole. While it cannot be read or cannot hold, the last good set holds, each override until its own end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from logging import getLogger
 from os import getpid
@@ -101,7 +101,9 @@ class Following:
     def take(self, found: Any) -> None:
         """Let what a look has found hold. This may take long: a set may have 10,000 overrides."""
         self.known = found[:HEAD]
-        self.hold(self._parse(found))
+        self.held = self._parse(found)
+        self._apply(self.now_us())
+        self._set_due()
         self.refused = None
 
     def after_fork(self) -> None:
@@ -120,12 +122,6 @@ class Following:
         self._told = now
         name = f"{gethostname()}:{getpid()} {mark_of(text)}"
         return [Counted(_tables()[0], 60 * _MINUTES, {name: 1})]
-
-    def hold(self, held: Iterable[Override]) -> None:
-        """Let another set hold."""
-        self.held = tuple(held)
-        self._apply(self.now_us())
-        self._set_due()
 
     def _refuse(self, why: str) -> None:
         """Keep the last good set, because what was found cannot hold. Say so once."""

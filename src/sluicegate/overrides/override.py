@@ -144,6 +144,13 @@ def pattern_of(pattern: object) -> re.Pattern[str]:
     return re.compile(f"{start}s{re.escape(before)}.*{re.escape(after)}", re.DOTALL)
 
 
+def sample_of(pattern: str) -> str:
+    """Return a text under this pattern, and under another one only if that matches all texts of this one."""
+    kind, before, after = _parts(pattern)
+    start = "" if kind == "text:" else joined([identity_text(kind[:-1])]) + "0:"
+    return f"{start}s{before}*{after}"
+
+
 def _may_meet(one: str, other: str) -> bool:
     """True if some text may match both patterns."""
     (start, end), (other_start, other_end) = one.split("*"), other.split("*")

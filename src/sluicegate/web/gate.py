@@ -373,7 +373,8 @@ class _Rules:
         """Return FORBIDDEN for an identity that overrides deny, and no checks for one that they allow everything.
 
         The identity is that of the application's key. A function of the user is called only where a rule has that key:
-        it may not know the other requests. Where a narrower override holds for one of the rules, the rules decide.
+        it may not know the other requests. Where another override holds for one of the rules, in one of its tiers, the
+        rules decide.
         """
         counts = any([bound.key is self._key and not bound.is_conditional for bound in bounds])
         if not counts and any(map(callable, parts_of(self.settings.key))):
@@ -382,7 +383,8 @@ class _Rules:
         if not isinstance(text, str):
             return text
         held = overrides.of(EVERY_RULE, text, None)
-        if held is None or any([overrides.of(bound.rule.name, text, None) is not held for bound in bounds]):
+        ruled = [(bound.rule.name, tier) for bound in bounds for tier in _tiers_of(bound.rule)]
+        if held is None or any([overrides.of(name, text, tier) is not held for name, tier in ruled]):
             return None
         return FORBIDDEN if held.action == "deny" else () if held.action == "allow" else None
 
@@ -657,6 +659,11 @@ def _applies(bound: Bound, caller: Caller, known: Known) -> object:
     if not bound.holds(caller):
         return False
     return rule.when is None or asked(rule.when, caller, known, at=(bound, "when"), rule=rule.name, option="when")
+
+
+def _tiers_of(rule: Rule) -> Iterable[str | None]:
+    """Return the tiers that a request may have under a rule."""
+    return map(str, rule.quota.table) if isinstance(rule.quota, Tiers) else (None,)
 
 
 def _quota_of(rule: Rule) -> tuple[str, Any]:
