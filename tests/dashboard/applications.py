@@ -28,6 +28,7 @@ class Visitor:
         self.headers = {"Host": host}
         self.user: str | None = "staff"
         self.lost = 0
+        self.environ: dict[str, str] = {}  # what a WSGI server says otherwise
 
     def get(self, path: str = "/", method: str = "GET", **more: Any) -> Reply:
         return self._ask(method, path, **more)
@@ -90,6 +91,7 @@ class Visitor:
             "REMOTE_ADDR": self.peer,
             "visitor": self.user,
             **{f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers.items()},
+            **self.environ,
         }
         started: list[Any] = []
         parts = self.dashboard.wsgi(environ, lambda *given: started.append(given))  # type: ignore[arg-type]

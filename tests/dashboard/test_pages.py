@@ -498,3 +498,10 @@ def test_a_stream_of_events_ends(made: Application) -> None:
 def test_a_strange_host_is_no_error(protocol: str, host: str) -> None:
     status = Visitor(Dashboard(insecure=True), protocol, peer="127.0.0.1", host=host).get().status
     assert status == (200 if host == "localhost:" else 403)
+
+
+@pytest.mark.parametrize("length", ["x", "-1", "1" * 5000])
+def test_a_strange_length_of_a_form_is_no_error(length: str) -> None:
+    visitor = Visitor(Dashboard(insecure=True), "wsgi", peer="127.0.0.1", host="localhost")
+    visitor.environ = {"CONTENT_LENGTH": length}
+    assert visitor.send("/identity", {"identity": "user:alice"}).status == 403

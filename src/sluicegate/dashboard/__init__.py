@@ -17,7 +17,6 @@ from secrets import token_urlsafe
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote
 
-from sluicegate.clock import MICROSECOND, epoch_seconds
 from sluicegate.dashboard.counts import Counts, budgets, known_terms, report
 from sluicegate.dashboard.doors import Answer, asgi_door, wsgi_door
 from sluicegate.errors import ConfigurationError, IdentityError, SettingsError, StoreError, check_flag, needs
@@ -183,8 +182,7 @@ class Dashboard:
             history = self._overrides.history()
         except ConfigurationError as error:
             problem = str(error)
-        now = int(epoch_seconds() * MICROSECOND)
-        held = [each for each in reversed(listed) if (each.until or now + 1) > now and who in (None, *each.digests)]
+        held = [one for one in reversed(listed) if who is None or who in one.digests]
         return {"held": held[:_SHOWN], "left_out": len(held[_SHOWN:]), "history": history, "problem": problem}
 
     def _bans(self, query: Mapping[str, str]) -> dict[str, Any]:

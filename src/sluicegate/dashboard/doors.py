@@ -64,7 +64,8 @@ def wsgi_door(respond: Respond, authorize: Authorize) -> WSGIApplication:
     """Make the page as a WSGI application."""
 
     def dashboard(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        caller, length = WsgiCaller(environ), int(environ.get("CONTENT_LENGTH") or 0)
+        caller, given = WsgiCaller(environ), environ.get("CONTENT_LENGTH") or "0"
+        length = int(given) if re.fullmatch("[0-9]{1,9}", given) else -1  # -1: the form is not whole
         granted = _granted(caller, authorize)
         if waits(granted):
             close_unawaited(granted)
