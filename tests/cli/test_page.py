@@ -10,8 +10,8 @@ from tests.servers import valkey_server
 ELSEWHERE = {"override", "shadow", "off", "enforce", "deny", "allow", "history", "rules", "observability"}
 # Its output has a digest that depends on a secret; tests/cli/test_whois.py has it.
 ELSEWHERE |= {"whois"}
-# It serves until it is stopped; tests/dashboard/test_command.py has it.
-ELSEWHERE |= {"dashboard"}
+# It serves until it is stopped; tests/dashboard/test_command.py has it. Those of migrate are in tests/migrate.
+ELSEWHERE |= {"dashboard", "migrate"}
 
 
 def test_the_page_shows_what_the_commands_print() -> None:

@@ -96,9 +96,17 @@ PATTERNS: Final = {
     "web.http:_DATE": Pattern(ANSWER, ("fullmatch",)),
     "dashboard:Dashboard._bans": Pattern("what an operator has in a query", ("fullmatch",)),
     "dashboard.doors:_LOCAL": Pattern("a client's Host", ("fullmatch",)),
+    "dashboard.doors:wsgi_door.dashboard": Pattern("a client's Content-Length", ("fullmatch",)),
     "overrides.override:_CONTROL": Pattern("what an operator types", ("search",)),
     "web.http:_weight": Pattern("a client's Accept", ("fullmatch",)),
     "observe.refusal_log:_WORD": Pattern("an identity", ("fullmatch",)),
+    "web.http:_TOKEN": Pattern(OPERATOR, ("fullmatch",)),
+    "usage:_TOTAL": Pattern("the ends of an upstream's body, 20 kB at most", ("findall",)),
+    "usage:_PARTS": Pattern("the ends of an upstream's body, 20 kB at most", ("findall",)),
+    "quota:_parse_part.number": Pattern("one number of a quota", ("fullmatch",)),
+    "migrate.peers:_PER": Pattern("source of an application", ("fullmatch",)),
+    "migrate.peers:_RATE": Pattern("source of an application", ("match",)),
+    "migrate.transform:_LINE": Pattern("source of an application", ("sub",)),
     "replay.suggest:_LOGIN": Pattern("a route of a log", ("search",)),
     "replay.routes:_WORD": Pattern("a route of a log", ("findall",)),
     "cli.watch:_LINE": Pattern("the application's metrics", ("match",)),
@@ -352,7 +360,20 @@ ASIDE: Final = {
     "web.http:_draft_11": "the checks of one decision",
     "web.http:_of_one.fields": "the checks of one decision",
     "web.http:_policies": "the checks of one decision",
-    "web.http:_trio": "three numbers",
+    "web.http:_read_names": OPERATOR,
+    "web.http:_draft_6": "the numbers of one decision",
+    "web.http:_named.*": "the numbers of one decision",
+    "web.http:_x_ratelimit_delta": "the numbers of one decision",
+    "web.http:_openai": "the checks of one decision",
+    "web.http:_of_unit": "three numbers",
+    "web.usage:*": "the checks of one decision",
+    "observe.usage:*": "the checks of one decision",
+    "usage:*": "the fields that a pattern has found",
+    "rules.once:*": "the checks of one decision, and six header fields",
+    "rules.key:reads_path": OPERATOR,
+    "quota:Calendar.*": "the names of time zones, and some days around a moment",
+    "migrate:*": OPERATOR,
+    "migrate.*": OPERATOR,
     "rules.key:Keys.ready": OPERATOR,
     "rules.key:_all_of.*": "the parts of one key",
     "rules.key:address_key": OPERATOR,
@@ -511,6 +532,8 @@ def expressions(row: str) -> Iterator[tuple[str, int]]:
     module = import_module(f"sluicegate.{home}")
     made = getattr(module, name, None)
     if isinstance(made, re.Pattern):
+        if isinstance(made.pattern, bytes):  # the same work on text
+            made = re.compile(made.pattern.decode("latin-1"), made.flags | re.ASCII)
         yield made.pattern, made.flags
         return
     if PATTERNS[row].samples:

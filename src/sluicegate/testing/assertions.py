@@ -15,6 +15,7 @@ from sluicegate.web.http import FORBIDDEN, NAMES, PROBLEM
 _REFUSED: Final = 429
 _DENIED: Final = 403
 _ITEM: Final = re.compile(r'"((?:[^"\\]|\\.)*)";r=([0-9]+)')  # of draft 11
+_REMAINING: Final = ("ratelimit-remaining", "x-ratelimit-remaining", "x-ratelimit-remaining-requests")
 _COMBINED: Final = re.compile("limit=[0-9]+, remaining=([0-9]+), reset=[0-9]+")
 _CODES: Final = ("status_code", "status")  # where responses have their status,
 _BODIES: Final = ("content", "data", "body")  # and their body, in bytes
@@ -106,7 +107,7 @@ def _read(response: object) -> _Standing:
     left = {name: int(count) for name, count in _ITEM.findall(known.get("ratelimit", ""))}
     if not left:
         combined = _COMBINED.fullmatch(known.get("ratelimit", ""))
-        count = combined[1] if combined else known.get("ratelimit-remaining", known.get("x-ratelimit-remaining"))
+        count = combined[1] if combined else next((known[name] for name in _REMAINING if name in known), None)
         left = {} if count is None else {"": int(count)}
     names = details.get("violated-policies")
     refused = [name for name in left if name and status == _REFUSED] if names is None else names
