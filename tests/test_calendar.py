@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import re
-import time
 import zoneinfo
 from collections.abc import Callable, Iterator
 from copy import copy
