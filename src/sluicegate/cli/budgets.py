@@ -18,13 +18,14 @@ import click
 from sluicegate.cli.application import Application, Limiting
 from sluicegate.cli.commands import Command
 from sluicegate.cli.output import Shell, console, plain, scanning
-from sluicegate.clock import Clock, calendar_us
+from sluicegate.clock import MICROSECOND, Clock, calendar_us, epoch_seconds
 from sluicegate.errors import ConfigurationError, StoreError, is_foreign
 from sluicegate.identity import Digested, Identity, Seal, digest
 from sluicegate.identity import identity_text as plain_text
 from sluicegate.limiter import Limiter
 from sluicegate.overrides import Action, Override, Overrides
 from sluicegate.overrides.applied import Applied, Held, terms_with
+from sluicegate.overrides.file import Watched, overrides_in
 from sluicegate.overrides.follow import mark_of
 from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.replay.words import count, key_text
@@ -122,8 +123,13 @@ class Budgets:
 
     @property
     def live(self) -> list[Override]:
-        """The overrides that have not ended; none if the application follows none of a server."""
-        if self.settings.overrides is not True or not hasattr(self.store, "read_overrides"):
+        """The overrides that have not ended: of the file that the application follows, or of its server."""
+        given = self.settings.overrides
+        if isinstance(given, str):
+            now = int(epoch_seconds() * MICROSECOND)
+            held = overrides_in(Watched(given).changed() or "", given, lambda word: self.text([word]))
+            return [each for each in held if each.holds(now)]
+        if given is not True or not hasattr(self.store, "read_overrides"):
             return []
         return [*self.overrides().list()]
 
