@@ -316,3 +316,32 @@ def test_check_and_diff_find_what_a_process_refuses(
     done = operate("rules", "diff", str(rules), "--app", str(app))
     assert done.exit_code == 2
     assert differs in done.output
+
+
+@pytest.fixture
+def followed(operate: Operate, tmp_path: Path) -> Path:
+    """The file of overrides that the application follows instead of its server."""
+    path, limits = tmp_path / "overrides.toml", tmp_path / "limits.toml"
+    limits.write_text(limits.read_text("utf-8").replace("key =", f"overrides = {json.dumps(str(path))}\nkey ="), "utf-8")
+    path.write_text('[[overrides]]\nrule = "login"\nquota = "50/minute"\nidentities = ["ip:203.0.113.7"]\n', "utf-8")
+    return path
+
+
+def test_the_commands_read_a_file_of_overrides(operate: Operate, followed: Path, valkey: Server) -> None:
+    terms = Rule(name="login", quota="5/minute; 20/hour").terms("sliding-window")
+    with Limiter(valkey.url, deadline=5) as limiter:
+        limiter.store.run(Plan((Check(terms[0], identity_text(("ip", "203.0.113.7")), 5),)))
+    (found,) = json.loads(operate("show", "ip:203.0.113.7", "--json").output)["limiters"]
+    assert [(each["limit"], each["state"]) for each in found["budgets"]] == [(50, "passes")]
+    listed = operate("override", "list").output
+    assert "50/minute" in listed
+    assert f"These are in {followed}; change that file." in listed
+    for words in (("override", "remove", "line-1"), ("off", "login"), ("history",)):
+        done = operate(*words)
+        assert (done.exit_code, str(followed) in done.output) == (2, True)
+
+
+def test_an_empty_list_says_that_nobody_is_on_it(operate: Operate) -> None:
+    assert operate("off", "login", "--yes").exit_code == 0
+    for words in (("deny", "list"), ("allow", "list")):
+        assert operate(*words).output == "Nobody is on this list.\n"

@@ -57,13 +57,13 @@ def _sets(command: Callable[..., object]) -> Callable[..., object]:
 
 
 @contextmanager
-def _place(shell: Shell) -> Generator[Budgets]:
-    """Open where the overrides of an application are. Raises UsageError if that is no single store."""
+def _place(shell: Shell, *, lists: bool = False) -> Generator[Budgets]:
+    """Open where the overrides of an application are. Raises UsageError if that is no single store; a file `lists` too."""
     with opened(shell.application) as places:
         if len(places) > 1:
             raise click.UsageError("the limiters of this application use several stores; give the TOML file of one")
         given = places[0].settings.overrides
-        if isinstance(given, str):
+        if isinstance(given, str) and not lists:
             raise click.UsageError(f"the overrides of this application are in {given}; change that file")
         if not given:
             raise click.UsageError("this application follows no overrides: it has overrides=False")
@@ -255,12 +255,15 @@ def _held(group: click.Group, action: Action | None = None) -> click.Group:
     @group.command("list", help="List what holds now instead of the rules, identities as digests.")
     @operated()
     def listed(shell: Shell) -> None:
-        with _place(shell) as budgets:
+        with _place(shell, lists=True) as budgets:
             held = [one for one in budgets.live if action in (None, one.action)]
+            given = budgets.settings.overrides
         cells = [(one.id, one.rule, holds_of(one), whom_of(one), ends_in(one), one.by, one.why) for one in held]
         rows = Listing(cells, "Id", "Rule", "Holds", "For", "Ends in", "By", "Why")
         facts = {"overrides": [facts_of(one) for one in held]}
-        shell.tell(facts, rows if held else "The rules hold as they are written.")
+        none = "The rules hold as they are written." if action is None else "Nobody is on this list."
+        file = [f"These are in {given}; change that file."] if isinstance(given, str) and held else []
+        shell.tell(facts, rows if held else none, *file)
 
     @group.command(help="Remove one, by its id, its identity or its pattern.")
     @click.argument("which", metavar="ID|KEY")
