@@ -260,6 +260,8 @@ def test_an_override_is_set_and_removed(make: Make) -> None:
         ({"action": "quota", "rule": "login", "quota": "many"}, "SG001"),
         ({"action": "quota", "rule": "login"}, "SG015"),
         ({"action": "boom", "rule": "login"}, "SG015"),
+        ({"action": "off"}, "SG015"),  # a rule is typed, also "*"
+        ({"action": "deny", "rule": "*"}, "SG015"),  # the page itself would be refused
         ({"action": "off", "rule": "login", "until": "soon"}, "SG015"),
         ({"action": "off", "rule": "login", "identity": "alice@example.com"}, "SG006"),
         ({"action": "off", "rule": "login", "identity": "int:alice@example.com"}, "SG006"),

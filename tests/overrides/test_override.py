@@ -38,6 +38,7 @@ def made(number: int = 0, **options: Any) -> Override:
         ({"pattern": "user:a*", "tier": 7}, "not a tier"),
         ({"digests": (ALICE,), "pattern": ["user:a*"]}, "not a pattern"),
         ({"rule": "*", "tier": "free"}, "the rule that has this tier"),
+        ({"rule": "*", "action": "deny"}, "every request of everybody"),
         ({"until": "soon"}, "not a moment"),
         ({"until": True}, "not a moment"),
         ({"until": 10**18}, "not a moment"),
@@ -137,7 +138,7 @@ SETS = st.lists(
     st.builds(
         Override,
         rule=st.sampled_from(["export", "login", "*"]),
-        action=st.sampled_from([each for each in ACTIONS if each != "quota"]),
+        action=st.sampled_from([each for each in ACTIONS if each not in ("quota", "deny")]),
         digests=st.lists(st.sampled_from([ALICE, BOB]), max_size=2),
         until=st.none() | st.integers(0, 10**15),
         by=st.text(max_size=20).filter(lambda text: text.isprintable()),

@@ -24,7 +24,6 @@ from sluicegate.identity import Digested, digest
 from sluicegate.limiter import AsyncLimiter, Limiter
 from sluicegate.observe.status import describe
 from sluicegate.overrides import Entry, Override, Overrides
-from sluicegate.overrides.override import EVERY_RULE
 from sluicegate.plan import BAN
 from sluicegate.replay.words import span
 from sluicegate.rules.key import Caller
@@ -151,7 +150,7 @@ class Dashboard:
             case "/override":
                 given: Any = {name: form[name] for name in _OPTIONS if name in form}
                 identities = [typed_identity([form["identity"]])] if "identity" in form else None
-                self._overrides.set(form.get("rule", EVERY_RULE), **given, identities=identities, by=by)
+                self._overrides.set(form.get("rule", ""), **given, identities=identities, by=by)
             case "/remove":
                 self._overrides.remove(form.get("id", ""), by=by)
             case "/undo":

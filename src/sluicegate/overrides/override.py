@@ -86,6 +86,9 @@ class Override:
         if (self.digests != ()) + (self.pattern is not None) + (self.tier is not None) > 1:
             given = ", ".join(filter(None, (self.pattern, self.tier, *self.digests[:1])))
             raise _error("for whom", given, "told in two ways", "give identities, a pattern or a tier")
+        if self.action == "deny" and self.target == (EVERY_RULE, "everybody", ""):  # also of whoever would remove it
+            expected = 'give identities or a pattern, or the rule that is to refuse everybody; "*" is every rule'
+            raise _error("deny", self.rule, "would refuse every request of everybody", expected)
         for option, moment in (("until", self.until), ("at", self.at)):
             if moment is not None and (type(moment) is not int or not 0 <= moment <= LATEST_US):
                 raise _error(option, moment, "not a moment", "give microseconds since 1970, before 2150")
