@@ -225,6 +225,13 @@ def test_remove_takes_only_the_key_that_was_added(operate: Operate) -> None:
         assert "1 override removed" in operate("deny", "remove", key, "--yes").output
 
 
+def test_remove_names_what_has_the_key_among_others(operate: Operate) -> None:
+    words = ("--identity", "ip:203.0.113.7", "--identity", "ip:203.0.113.8")
+    (made,) = json.loads(operate("override", "login", "9/minute", *words, "--yes", "--json").output)["added"]
+    for key in ("ip:203.0.113.7", made["identities"][0]):
+        assert f"it is one of several in {made['id']};" in operate("override", "remove", key).output
+
+
 def test_the_history_says_who_when_what_and_why(operate: Operate) -> None:
     assert "Nothing was changed." in operate("history").output
     assert operate("override", "login", "9/minute", "--why", "a test", "--yes").exit_code == 0

@@ -287,7 +287,9 @@ def _found(budgets: Budgets, which: str, action: Action | None) -> str:
     held = [one for one in budgets.live if action in (None, one.action)]
     found = [one.id for one in held if key in (one.id, one.pattern) or one.digests == (key,)]
     if len(found) != 1:
-        raise click.UsageError(f"{count(len(found), 'override')} of this id or key; list them, and give the id of one")
+        among = ", ".join([one.id for one in held if key in one.digests][:_SHOWN])
+        hint = f"it is one of several in {among}" if among else "list them"
+        raise click.UsageError(f"{count(len(found), 'override')} of this id or key; {hint}; give the id of one")
     return found[0]
 
 
