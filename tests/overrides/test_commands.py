@@ -329,7 +329,8 @@ def test_check_and_diff_find_what_a_process_refuses(
 def followed(operate: Operate, tmp_path: Path) -> Path:
     """The file of overrides that the application follows instead of its server."""
     path, limits = tmp_path / "overrides.toml", tmp_path / "limits.toml"
-    limits.write_text(limits.read_text("utf-8").replace("key =", f"overrides = {json.dumps(str(path))}\nkey ="), "utf-8")
+    text = limits.read_text("utf-8")
+    limits.write_text(text.replace("key =", f"overrides = {json.dumps(str(path))}\nkey ="), "utf-8")
     path.write_text('[[overrides]]\nrule = "login"\nquota = "50/minute"\nidentities = ["ip:203.0.113.7"]\n', "utf-8")
     return path
 
@@ -346,6 +347,24 @@ def test_the_commands_read_a_file_of_overrides(operate: Operate, followed: Path,
     for words in (("override", "remove", "line-1"), ("off", "login"), ("history",)):
         done = operate(*words)
         assert (done.exit_code, str(followed) in done.output) == (2, True)
+
+
+FILES: dict[str, tuple[str, int, str]] = {  # a file of overrides, and what `check` ends with and says
+    "right": ('rule = "login"\nquota = "9/minute"', 0, ""),
+    "wrong": ('rule = "login"\nquota = "9/mniute"', 1, "line 1: "),
+    "slots": ('rule = "login"\nquota = "9 at once"', 1, "slots instead of units per time"),
+    "another rule": ('rule = "logn"\nquota = "9/minute"', 0, "override line-1: no rule 'logn'; the rules are login"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_of_overrides_is_checked(operate: Operate, followed: Path, case: str) -> None:
+    text, code, says = FILES[case]
+    followed.write_text(f"[[overrides]]\n{text}\n", "utf-8")
+    done = operate("check")
+    assert (done.exit_code, says in done.output, "warning" in done.output) == (code, True, code == 0 and bool(says))
+    done = operate("rules", "check", str(followed))
+    assert (done.exit_code == 0, "1 override, nothing is wrong." in done.output) == (case != "wrong", case != "wrong")
 
 
 def test_an_empty_list_says_that_nobody_is_on_it(operate: Operate) -> None:

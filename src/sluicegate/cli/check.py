@@ -10,10 +10,13 @@ from rich.console import Console
 from rich.text import Text
 
 from sluicegate.cli.application import Application, Limiting
+from sluicegate.cli.budgets import Budgets
 from sluicegate.cli.commands import Failure, load_app, option_app
 from sluicegate.cli.output import Listing, as_json, console, plain, print_json
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import ConfigurationError, SluicegateWarning
+from sluicegate.overrides.applied import terms_with
+from sluicegate.overrides.override import EVERY_RULE
 from sluicegate.quota import Quota
 from sluicegate.replay.words import key_text
 from sluicegate.rules.rule import Rule
@@ -50,13 +53,14 @@ def check(application: str | None, app: str | None, *, as_json: bool) -> None:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always", SluicegateWarning)
             found = load_app(application or app)
+            unknown = [text for each in found.limiters for text in _unknown(each)]
     except ConfigurationError as error:
         further = getattr(error, "__notes__", [])
         if as_json:
             facts = {"code": error.code, "message": str(error), "further": further}
             print_json({"application": application or app, "error": facts})
         raise Wrong("\n".join([str(error), *further])) from error
-    cautions = [str(each.message) for each in warned if issubclass(each.category, SluicegateWarning)]
+    cautions = [str(each.message) for each in warned if issubclass(each.category, SluicegateWarning)] + unknown
     if as_json:
         print_json({**describe(found), "warnings": cautions})
         return
@@ -65,6 +69,21 @@ def check(application: str | None, app: str | None, *, as_json: bool) -> None:
         show_limiter(found, limiting, out=out)
     for caution in cautions:
         out.print(plain(f"warning: {caution}", "yellow"))
+
+
+def _unknown(limiting: Limiting) -> list[str]:
+    """Return a warning for each override of a file whose rule the application does not have. Raises for a file that
+    cannot hold, and for a quota that a rule cannot have.
+    """
+    place = Budgets((limiting,), None)  # a file needs no server
+    held, rules = place.live, place.rules
+    for one in held:
+        for rule in rules if one.quota is not None else ():
+            if one.rule in (EVERY_RULE, rule.name):
+                terms_with(rule, one.quota, algorithm=limiting.settings.algorithm)
+    missing = [one for one in held if one.rule not in {EVERY_RULE, *[rule.name for rule in rules]}]
+    known = ", ".join(rule.name for rule in rules) or "none"
+    return [f"override {one.id}: no rule {one.rule!r}; the rules are {known}" for one in missing]
 
 
 def describe(application: Application) -> dict[str, Any]:

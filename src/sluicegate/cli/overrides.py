@@ -58,7 +58,7 @@ def _sets(command: Callable[..., object]) -> Callable[..., object]:
 
 @contextmanager
 def _place(shell: Shell, *, lists: bool = False) -> Generator[Budgets]:
-    """Open where the overrides of an application are. Raises UsageError if that is no single store; a file `lists` too."""
+    """Open where the overrides of an application are. Raises UsageError if that is no single store, or file to list."""
     with opened(shell.application) as places:
         if len(places) > 1:
             raise click.UsageError("the limiters of this application use several stores; give the TOML file of one")

@@ -10,9 +10,12 @@ import click
 from sluicegate.algorithms import DEFAULT
 from sluicegate.cli.check import quota_of
 from sluicegate.cli.output import Listing, Shell, as_json, console, operated, plain, print_json
-from sluicegate.overrides.file import Watched
+from sluicegate.cli.overrides import facts_of
+from sluicegate.identity import identity_text
+from sluicegate.overrides.file import Watched, overrides_in
 from sluicegate.replay.words import count, key_text
 from sluicegate.rules.rule import Rule
+from sluicegate.rules.typed import typed_identity
 from sluicegate.runtime.awaiting import label_of
 from sluicegate.web.settings import read_rules
 
@@ -29,12 +32,18 @@ _file = click.argument("file", type=click.Path(exists=True, dir_okay=False, path
 @_file
 @as_json
 def check(file: Path, *, as_json: bool) -> None:
-    """Say whether the rules in a file can hold, with the first error of each and its line. `diff` looks at more."""
-    found = _read(file, DEFAULT)
+    """Say whether the rules or the overrides in a file can hold, with the first error of each and its line. `diff` looks
+    at more.
+    """
+    text = Watched(str(file)).changed() or ""
+    held = overrides_in(text, str(file), lambda word: identity_text(typed_identity([word])))
+    found = _read(file, DEFAULT, required=not held)
     if as_json:
-        print_json({"rules": [{"name": rule.name, **_facts(rule)} for rule in found]})
+        rules = [{"name": rule.name, **_facts(rule)} for rule in found]
+        print_json({"rules": rules, "overrides": [facts_of(one) for one in held]})
     else:
-        console().print(plain(f"{file}: {count(len(found), 'rule')}, nothing is wrong."))
+        numbers = " and ".join([count(len(each), name) for each, name in ((found, "rule"), (held, "override")) if each])
+        console().print(plain(f"{file}: {numbers or 'no rule'}, nothing is wrong."))
 
 
 @rules.command()
@@ -58,9 +67,9 @@ def diff(shell: Shell, file: Path) -> None:
     shell.tell({"changes": facts}, rows if changes else "Nothing would change.")
 
 
-def _read(file: Path, algorithm: str) -> tuple[Rule, ...]:
+def _read(file: Path, algorithm: str, *, required: bool = True) -> tuple[Rule, ...]:
     """Read a file as an application does, with the same errors."""
-    return read_rules(Watched(str(file)).changed() or "", str(file), algorithm=algorithm)
+    return read_rules(Watched(str(file)).changed() or "", str(file), algorithm=algorithm, required=required)
 
 
 def _facts(rule: Rule) -> dict[str, str]:

@@ -471,7 +471,7 @@ def _listed_rules(given: object) -> Iterable[object]:
     return given
 
 
-def read_rules(text: str, path: str, *, algorithm: str) -> tuple[Rule, ...]:
+def read_rules(text: str, path: str, *, algorithm: str, required: bool = True) -> tuple[Rule, ...]:
     """Return the rules in the text of a file. Raises OverrideError with the first error of each table, and its line."""
     rules, bans = list[Rule](), dict[str, Ban]()
 
@@ -479,7 +479,7 @@ def read_rules(text: str, path: str, *, algorithm: str) -> tuple[Rule, ...]:
         rules.append(_added(options, number, rules, algorithm=algorithm))
         agree(bans, rules[-1].name, rules[-1].ban)
 
-    tables(text, "rules", path, make=add, required=True)
+    tables(text, "rules", path, make=add, required=required)
     return tuple(rules)
 
 
