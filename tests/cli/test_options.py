@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 from math import inf, nan
+from pathlib import Path
 
 import click
 import pytest
@@ -39,3 +40,11 @@ def test_every_number_has_a_range() -> None:
     numbers = [f"{name} {option.opts[0]}" for name, option in options() if isinstance(option.type, kinds)]
     assert numbers == NUMBERS
     assert {"top --every", "top --limit", "watch --every", "demo --port"} <= set(NUMBERS)
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    done = CliRunner().invoke(sluicegate, ["observability", "export", "/proc/nothing"])
+    assert (done.exit_code, done.output) == (2, "sluicegate: /proc/nothing: No such file or directory\n")
+    (tmp_path / "alerts.yml").write_bytes(b"\xff")  # a file of somebody, in no known encoding
+    done = CliRunner().invoke(sluicegate, ["observability", "export", str(tmp_path)])
+    assert (done.exit_code, "--force replaces it" in done.output) == (2, True)

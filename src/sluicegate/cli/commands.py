@@ -98,9 +98,10 @@ def _one_sentence() -> Generator[None]:
     except SluicegateError as error:
         raise Failure(str(error)) from error
     except OSError as error:
-        if error.errno not in _FULL or error.filename is not None:
+        if error.errno not in _FULL and error.filename is None:
             raise
-        raise Failure(f"the output cannot be written: {error.strerror}") from error
+        what = "the output cannot be written" if error.filename is None else error.filename
+        raise Failure(f"{what}: {error.strerror}") from error
 
 
 def _search_here() -> None:

@@ -22,7 +22,7 @@ def export(folder: Path, *, force: bool) -> None:
     """Write dashboard.json and alerts.yml into a folder. A file of yours that differs is kept, unless --force."""
     found = files("sluicegate").joinpath("observe")
     texts = {folder / name: found.joinpath(name).read_text("utf-8") for name in ("alerts.yml", "dashboard.json")}
-    kept = [path for path, text in texts.items() if path.exists() and path.read_text("utf-8") != text]
+    kept = [path for path, text in texts.items() if path.exists() and path.read_bytes() != text.encode()]
     if kept and not force:
         raise click.UsageError(f"{kept[0]} differs from the one of this version; --force replaces it")
     folder.mkdir(parents=True, exist_ok=True)
