@@ -17,7 +17,7 @@ from sluicegate.identity import identity_text
 from sluicegate.plan import Check, Plan
 from sluicegate.rules.rollout import shadows
 from tests.adapters.wsgi_client import WsgiClient
-from tests.servers import Server, wait_until
+from tests.servers import Server, ask, wait_until
 
 SETTINGS = """
 [sluicegate]
@@ -113,7 +113,8 @@ def test_a_change_is_shown_before_it_is_made(operate: Operate, case: str) -> Non
     assert row in [" ".join(line.split()) for line in done.output.splitlines()]
     assert "Following: 0 processes." in done.output
     assert operate("override", "list", "--json").output == held
-    assert operate(*words, "--yes").exit_code == 0
+    done = operate(*words, "--yes")
+    assert (done.exit_code, "No process follows: they had no request lately" in done.output) == (0, True)
     assert operate("override", "list", "--json").output != held
 
 
@@ -214,6 +215,7 @@ def test_another_secret_than_that_of_the_processes_is_said(
         wait_until("the process is listed", lambda: "1 process." in operate("off", "login").output)
         done = operate("deny", "add", "ip:203.0.113.7", "--yes")
         assert ("has another secret than this shell" in done.output) is warns
+        assert "All processes follow within 2 seconds." in done.output
 
 
 def test_remove_takes_only_the_key_that_was_added(operate: Operate) -> None:
@@ -241,6 +243,17 @@ def test_the_history_says_who_when_what_and_why(operate: Operate) -> None:
     lines = operate("history").output.splitlines()
     assert [line.split()[2] for line in lines[1:]] == ["undo", "quota"]
     assert lines[2].endswith("a test")
+
+
+def test_show_goes_on_with_overrides_that_cannot_be_read(operate: Operate, valkey: Server) -> None:
+    terms = Rule(name="login", quota="5/minute; 20/hour").terms("sliding-window")
+    with Limiter(valkey.url, deadline=5) as limiter:
+        limiter.store.run(Plan((Check(terms[0], identity_text(("ip", "203.0.113.7")), 5),)))
+    ask(valkey, "SET", "sg:{overrides}:document", "by hand")
+    done = operate("show", "ip:203.0.113.7", "--json")
+    (found,) = json.loads(done.stdout)["limiters"]
+    assert [(each["limit"], each["state"]) for each in found["budgets"]] == [(5, "refused")]
+    assert "SG015" in done.stderr
 
 
 # What is set, and what `show` says of a client that has used 5 of 5, and 1 in shadow: of how many, and what happens.

@@ -24,7 +24,7 @@ from sluicegate.clock import MICROSECOND, epoch_seconds
 from sluicegate.identity import Digested, digest, identity_text
 from sluicegate.overrides import Action, Entry, Override, Overrides
 from sluicegate.overrides.applied import terms_with
-from sluicegate.overrides.follow import processes
+from sluicegate.overrides.follow import NOBODY, processes
 from sluicegate.overrides.override import EVERY_RULE, Document, sample_of
 from sluicegate.replay.words import count
 from sluicegate.stores import HISTORY
@@ -102,8 +102,8 @@ def _change(shell: Shell, budgets: Budgets, change: Callable[[Overrides], object
     change(budgets.overrides(store))
     added, removed = store.entry.added, store.entry.removed
     done = f"Set {_some([one.id for one in added])}." if added else f"{count(len(removed), 'override')} removed."
-    told = f"{done} All processes follow within 2 seconds. sluicegate override undo takes it back."
-    shell.tell(entry_facts(store.entry), told)
+    follow = "All processes follow within 2 seconds." if processes(budgets.store) else NOBODY
+    shell.tell(entry_facts(store.entry), f"{done} {follow} sluicegate override undo takes it back.")
 
 
 def _preview(budgets: Budgets, entry: Entry, held: Sequence[Override], *, texts: Mapping[str, str]) -> None:

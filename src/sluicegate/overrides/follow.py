@@ -27,6 +27,7 @@ EVERY_US: Final = MICROSECOND * 21 // 20
 _TELLS_US: Final = 60 * MICROSECOND
 _IDLE_US: Final = 2 * MICROSECOND  # without the end of a look, after which a request waits: all follow within this time
 _MINUTES: Final = 3  # that a process is listed after it has told its name
+NOBODY: Final = "No process follows: they had no request lately, have another store or prefix, or follow a file."
 _log = getLogger("sluicegate")
 
 
