@@ -39,10 +39,11 @@ Make = Callable[..., "Application"]
 class Application:
     """An application with a dashboard, and a visitor of the dashboard."""
 
-    def __init__(self, store: str, protocol: str, **options: Any) -> None:
+    def __init__(self, store: str, protocol: str, *, follows: bool = True, **options: Any) -> None:
         given = {"authorize": lambda request: request["visitor"], "writable": True, **options}
         self.dashboard = Dashboard(store, **given)
-        settings = Settings(store=store, rules=RULES, on_decision=self.dashboard.note, deny_cache=0, deadline=2)
+        note = self.dashboard.note
+        settings = Settings(store=store, rules=RULES, on_decision=note, deny_cache=0, deadline=2, overrides=follows)
         self.gate = Gate(settings)
         self.visitor = Visitor(self.dashboard, protocol)
 
@@ -252,6 +253,19 @@ def test_an_override_is_set_and_removed(make: Make) -> None:
     assert made.dashboard._overrides.list() == ()
     made.visitor.send("/undo", {})
     assert made.dashboard._overrides.list() == (held,)
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_known"), [("login", True), ("strikes", False), ("*", True), ("logi", False), ("login-", False)]
+)
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_change_that_may_hold_for_nothing_is_said(make: Make, rule: str, is_known: bool, follows: bool) -> None:
+    made = make(follows=follows)
+    made.ask()
+    answer = made.visitor.send("/override", {"rule": rule, "action": "shadow"})
+    page = made.visitor.get(answer.headers["location"][1:]).body
+    assert ("No rule of this name has decided lately" in page) is not is_known
+    assert ("All processes follow" in page, "No process follows" in page) == (follows, not follows)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ from sluicegate.identity import Digested, digest
 from sluicegate.limiter import AsyncLimiter, Limiter
 from sluicegate.observe.status import describe
 from sluicegate.overrides import Entry, Override, Overrides
+from sluicegate.overrides.follow import NOBODY, processes
+from sluicegate.overrides.override import EVERY_RULE
 from sluicegate.plan import BAN
 from sluicegate.replay.words import span
 from sluicegate.rules.key import Caller
@@ -150,7 +152,12 @@ class Dashboard:
             case "/override":
                 given: Any = {name: form[name] for name in _OPTIONS if name in form}
                 identities = [typed_identity([form["identity"]])] if "identity" in form else None
-                self._overrides.set(form.get("rule", ""), **given, identities=identities, by=by)
+                rule = form.get("rule", "")
+                self._overrides.set(rule, **given, identities=identities, by=by)
+                # login-minute is of the rule login
+                names = [f"{each.name}-" for each in known_terms(self._opened) if each.algorithm != BAN]
+                if rule != EVERY_RULE and not any([name.startswith(f"{rule}-") for name in names]):
+                    return _answer(HTTPStatus.SEE_OTHER, Location="./?done=unknown")
             case "/remove":
                 self._overrides.remove(form.get("id", ""), by=by)
             case "/undo":
@@ -161,7 +168,10 @@ class Dashboard:
 
     def _index(self, query: Mapping[str, str]) -> dict[str, Any]:
         live = self._live(query)  # a silent server is asked once: each question waits
-        return live if live["report"] is None else {**live, **self._held(), "done": "done" in query}
+        if live["report"] is None:
+            return live
+        follows = "All processes follow within 2 seconds." if processes(self._store) else NOBODY
+        return {**live, **self._held(), "done": query.get("done"), "follows": follows}
 
     def _live(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return what changes by itself. The circuits are those of the application, if it is in this process."""
