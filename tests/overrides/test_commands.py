@@ -190,6 +190,24 @@ def test_a_change_of_many_overrides_shows_the_first(operate: Operate, valkey: Se
     assert "30 overrides removed." in operate("override", "remove", "*", "--yes").output
 
 
+OUTSIDE: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool]] = {  # what holds, a change, and if the first stays
+    "an identity": (("override", "login", "9/minute", "--identity", "ip:203.0.113.7"), ("shadow", "login"), True),
+    "of every rule": (("off", "*", "--pattern", "ip:203.0.*"), ("shadow", "login"), True),
+    "a rule before all": (("off", "login"), ("shadow", "*"), True),
+    "replaced": (("off", "login"), ("shadow", "login"), False),
+    "all before a rule": (("off", "*"), ("shadow", "login"), False),
+    "narrower itself": (("off", "login"), ("shadow", "login", "--identity", "ip:203.0.113.7"), False),
+}
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_what_stays_outside_of_a_change_is_said(operate: Operate, case: str) -> None:
+    before, words, stays = OUTSIDE[case]
+    (made,) = json.loads(operate(*before, "--yes", "--json").output)["added"]
+    says = f"Still holds for some, because it is narrower: 1 override ({made['id']})."
+    assert (says in operate(*words).output) is stays
+
+
 def test_an_identity_that_no_rule_counts_by_is_said(operate: Operate) -> None:
     assert "counts by such an identity as user:bob" in operate("deny", "add", "user:bob", "--yes").output
     for key in ("ip:203.0.113.7", "user:b*"):  # a pattern is not compared with the keys

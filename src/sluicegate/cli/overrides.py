@@ -129,6 +129,10 @@ def _preview(budgets: Budgets, entry: Entry, held: Sequence[Override], *, texts:
     if names:
         used = len(set(budgets.having(budgets.ids(names), "counting budgets")))
         out.print(plain(f"{count(used, 'budget')} in use."))
+    if outside := _outside(budgets, entry):
+        ids = ", ".join(outside[:_SHOWN])
+        says = f"Still holds for some, because it is narrower: {count(len(outside), 'override')} ({ids})."
+        out.print(plain(says, "yellow"))
     following = [each.partition(" ") for each in processes(budgets.store)]
     out.print(plain(f"Following: {count(len(following), 'process', 'processes')}."))
     for name, _, _ in following[:_SHOWN]:
@@ -137,6 +141,16 @@ def _preview(budgets: Budgets, entry: Entry, held: Sequence[Override], *, texts:
     if others:
         says = f"warning: {_some(others)} has another secret than this shell, so an identity is another one there"
         out.print(plain(says, "yellow"))
+
+
+def _outside(budgets: Budgets, entry: Entry) -> list[str]:
+    """Return the ids of the overrides that go on to hold for some identities beside the added one for everybody."""
+    if [one.target[1] for one in entry.added] != ["everybody"]:
+        return []
+    rule, found = entry.added[0].rule, [one for one in budgets.live if one.target != entry.added[0].target]
+    if rule == EVERY_RULE:
+        return [one.id for one in found]
+    return [one.id for one in found if one.rule in (rule, EVERY_RULE) and one.target[1] != "everybody"]
 
 
 def holds_of(override: Override) -> str:
