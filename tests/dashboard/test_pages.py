@@ -235,6 +235,13 @@ def test_one_identity_is_looked_up_reset_and_unbanned(make: Make) -> None:
     assert made.ask(times=3) == [True, True, False]
 
 
+def test_a_budget_in_shadow_is_marked(make: Make) -> None:
+    made = make()
+    made.dashboard._overrides.set("login", action="shadow")
+    made.ask()
+    assert '<th scope="row">login (shadow)</th>' in made.visitor.get(f"/identity?who={ALICE}").body
+
+
 def test_an_override_is_set_and_removed(make: Make) -> None:
     made = make()
     made.ask(times=3)
