@@ -126,9 +126,8 @@ class Budgets:
         """The overrides that have not ended: of the file that the application follows, or of its server."""
         given = self.settings.overrides
         if isinstance(given, str):
-            now = int(epoch_seconds() * MICROSECOND)
             held = overrides_in(Watched(given).changed() or "", given, lambda word: self.text([word]))
-            return [each for each in held if each.holds(now)]
+            return [each for each in held if each.holds(int(epoch_seconds() * MICROSECOND))]
         if given is not True or not hasattr(self.store, "read_overrides"):
             return []
         return [*self.overrides().list()]
@@ -137,6 +136,13 @@ class Budgets:
     def rules(self) -> list[Rule]:
         """All rules, each once."""
         return [bound.rule for _, bound in self._bounds()]
+
+    def meant(self, rule: str, quota: str | None) -> list[Rule]:
+        """Return the rules that an override is for. Raises OverrideError if one of them cannot have the quota."""
+        found = [each for each in self.rules if rule in (EVERY_RULE, each.name)]
+        for each in found if quota is not None else ():
+            terms_with(each, quota, algorithm=self.settings.algorithm)
+        return found
 
     def sealed(self, text: str) -> str:
         """Return the text of an identity in the form that the store gets."""

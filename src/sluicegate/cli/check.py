@@ -15,8 +15,6 @@ from sluicegate.cli.commands import Failure, load_app, option_app
 from sluicegate.cli.output import Listing, as_json, console, plain, print_json
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import ConfigurationError, SluicegateWarning
-from sluicegate.overrides.applied import terms_with
-from sluicegate.overrides.override import EVERY_RULE
 from sluicegate.quota import Quota
 from sluicegate.replay.words import key_text
 from sluicegate.rules.rule import Rule
@@ -76,13 +74,8 @@ def _unknown(limiting: Limiting) -> list[str]:
     cannot hold, and for a quota that a rule cannot have.
     """
     place = Budgets((limiting,), None)  # a file needs no server
-    held, rules = place.live, place.rules
-    for one in held:
-        for rule in rules if one.quota is not None else ():
-            if one.rule in (EVERY_RULE, rule.name):
-                terms_with(rule, one.quota, algorithm=limiting.settings.algorithm)
-    missing = [one for one in held if one.rule not in {EVERY_RULE, *[rule.name for rule in rules]}]
-    known = ", ".join(rule.name for rule in rules) or "none"
+    missing = [one for one in place.live if not place.meant(one.rule, one.quota)]
+    known = ", ".join([rule.name for rule in place.rules]) or "none"
     return [f"override {one.id}: no rule {one.rule!r}; the rules are {known}" for one in missing]
 
 

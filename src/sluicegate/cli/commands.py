@@ -100,8 +100,7 @@ def _one_sentence() -> Generator[None]:
     except OSError as error:
         if error.errno not in _FULL and error.filename is None:
             raise
-        what = "the output cannot be written" if error.filename is None else error.filename
-        raise Failure(f"{what}: {error.strerror}") from error
+        raise Failure(f"{error.filename or 'the output cannot be written'}: {error.strerror}") from error
 
 
 def _search_here() -> None:

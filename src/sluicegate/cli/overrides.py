@@ -23,8 +23,7 @@ from sluicegate.cli.output import Listing, Shell, console, operated, option_for,
 from sluicegate.clock import MICROSECOND, epoch_seconds
 from sluicegate.identity import Digested, digest, identity_text
 from sluicegate.overrides import Action, Entry, Override, Overrides
-from sluicegate.overrides.applied import terms_with
-from sluicegate.overrides.follow import NOBODY, processes
+from sluicegate.overrides.follow import processes, who_follows
 from sluicegate.overrides.override import EVERY_RULE, Document, sample_of
 from sluicegate.replay.words import count
 from sluicegate.stores import HISTORY
@@ -102,8 +101,8 @@ def _change(shell: Shell, budgets: Budgets, change: Callable[[Overrides], object
     change(budgets.overrides(store))
     added, removed = store.entry.added, store.entry.removed
     done = f"Set {_some([one.id for one in added])}." if added else f"{count(len(removed), 'override')} removed."
-    follow = "All processes follow within 2 seconds." if processes(budgets.store) else NOBODY
-    shell.tell(entry_facts(store.entry), f"{done} {follow} sluicegate override undo takes it back.")
+    told = f"{done} {who_follows(budgets.store)} sluicegate override undo takes it back."
+    shell.tell(entry_facts(store.entry), told)
 
 
 def _preview(budgets: Budgets, entry: Entry, held: Sequence[Override], *, texts: Mapping[str, str]) -> None:
@@ -130,9 +129,8 @@ def _preview(budgets: Budgets, entry: Entry, held: Sequence[Override], *, texts:
         used = len(set(budgets.having(budgets.ids(names), "counting budgets")))
         out.print(plain(f"{count(used, 'budget')} in use."))
     if outside := _outside(budgets, entry):
-        ids = ", ".join(outside[:_SHOWN])
-        says = f"Still holds for some, because it is narrower: {count(len(outside), 'override')} ({ids})."
-        out.print(plain(says, "yellow"))
+        number, ids = count(len(outside), "override"), ", ".join(outside[:_SHOWN])
+        out.print(plain(f"Still holds for some, because it is narrower: {number} ({ids}).", "yellow"))
     following = [each.partition(" ") for each in processes(budgets.store)]
     out.print(plain(f"Following: {count(len(following), 'process', 'processes')}."))
     for name, _, _ in following[:_SHOWN]:
@@ -147,10 +145,10 @@ def _outside(budgets: Budgets, entry: Entry) -> list[str]:
     """Return the ids of the overrides that go on to hold for some identities beside the added one for everybody."""
     if [one.target[1] for one in entry.added] != ["everybody"]:
         return []
-    rule, found = entry.added[0].rule, [one for one in budgets.live if one.target != entry.added[0].target]
+    rule, live = entry.added[0].rule, budgets.live
     if rule == EVERY_RULE:
-        return [one.id for one in found]
-    return [one.id for one in found if one.rule in (rule, EVERY_RULE) and one.target[1] != "everybody"]
+        return [one.id for one in live if one.target != entry.added[0].target]
+    return [one.id for one in live if one.rule in (rule, EVERY_RULE) and one.target[1] != "everybody"]
 
 
 def holds_of(override: Override) -> str:
@@ -210,13 +208,11 @@ def _set(
 ) -> None:
     """Set an override."""
     with _place(shell) as budgets:
-        meant = [each for each in budgets.rules if rule in (EVERY_RULE, each.name)]
-        if not meant:  # a ban or one of several quotas has a name too, but an override is for a whole rule
+        # A ban or one of several quotas has a name too, but an override is for a whole rule.
+        if not budgets.meant(rule, options.get("quota")):
             check_name("rule", rule, {each.name for each in budgets.rules})
         if options.get("tier") is not None:
             check_tier([budgets], options["tier"])
-        for each in meant if "quota" in options else ():  # raises if the rule cannot have it
-            terms_with(each, options["quota"], algorithm=budgets.settings.algorithm)
         for word in identities:
             warn_of_mismatch([budgets], (word,), None if rule == EVERY_RULE else rule)
         whom = [budgets.identity([word]) for word in identities] or None

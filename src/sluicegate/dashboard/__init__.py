@@ -24,7 +24,7 @@ from sluicegate.identity import Digested, digest
 from sluicegate.limiter import AsyncLimiter, Limiter
 from sluicegate.observe.status import describe
 from sluicegate.overrides import Entry, Override, Overrides
-from sluicegate.overrides.follow import NOBODY, processes
+from sluicegate.overrides.follow import who_follows
 from sluicegate.overrides.override import EVERY_RULE
 from sluicegate.plan import BAN
 from sluicegate.replay.words import span
@@ -170,8 +170,7 @@ class Dashboard:
         live = self._live(query)  # a silent server is asked once: each question waits
         if live["report"] is None:
             return live
-        follows = "All processes follow within 2 seconds." if processes(self._store) else NOBODY
-        return {**live, **self._held(), "done": query.get("done"), "follows": follows}
+        return {**live, **self._held(), "done": query.get("done"), "follows": who_follows(self._store)}
 
     def _live(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return what changes by itself. The circuits are those of the application, if it is in this process."""

@@ -27,7 +27,6 @@ EVERY_US: Final = MICROSECOND * 21 // 20
 _TELLS_US: Final = 60 * MICROSECOND
 _IDLE_US: Final = 2 * MICROSECOND  # without the end of a look, after which a request waits: all follow within this time
 _MINUTES: Final = 3  # that a process is listed after it has told its name
-NOBODY: Final = "No process follows: they had no request lately, have another store or prefix, or follow a file."
 _log = getLogger("sluicegate")
 
 
@@ -163,3 +162,10 @@ def processes(store: Any) -> list[str]:
     minutes.
     """
     return sorted({name for table in store.read_counts(_tables()) for name in table})
+
+
+def who_follows(store: Any) -> str:
+    """Return a sentence for a person who has changed the overrides in a store."""
+    if processes(store):
+        return "All processes follow within 2 seconds."
+    return "No process follows: they had no request lately, have another store or prefix, or follow a file."
