@@ -22,7 +22,7 @@ from sluicegate.web.settings import read_rules
 
 @click.group()
 def rules() -> None:
-    """A file of rules, which an application follows: rules = "limits.toml" in its settings."""
+    """A file of rules, which an application follows: rules = "rules.toml" in its settings."""
 
 
 _file = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
