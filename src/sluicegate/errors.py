@@ -473,7 +473,7 @@ WARNINGS: Final = {
     "SG115": CodedWarning(
         "overrides",
         "what is kept there cannot hold, so the last good set holds: {why}",
-        "write overrides with the command or the API",
+        "correct the file, or write overrides with the command or the API",
     ),
 }
 

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from sluicegate.errors import ConfigurationError, OverrideError
+from sluicegate.errors import ConfigurationError, IdentityError, OverrideError
 from sluicegate.overrides.override import Override, checked
 from sluicegate.overrides.write import override_from
 
@@ -63,7 +63,7 @@ def tables(
         raise OverrideError("file", path, problem=str(error), expected="correct it") from None
     for other in read:
         if other not in _ARRAYS:
-            expected = f"write {' or '.join(f'[[{each}]]' for each in _ARRAYS)}"
+            expected = "write [[rules]] or [[overrides]]; sluicegate check reads a file of settings"
             raise OverrideError("file", path, problem=f"{other!r} is not known here", expected=expected)
     if required and name not in read:
         raise OverrideError("file", path, problem=f"it has no {name}", expected=f"write {name} = [] to have none")
@@ -79,7 +79,9 @@ def tables(
         try:
             made.append(make(options, number))
         except ConfigurationError as error:  # one error does not hide the others
-            wrong.append(f"line {line}: {error}")
+            # Not the text of an identity: what is wrong goes into logs.
+            said = f"identities: {error.expected}" if isinstance(error, IdentityError) else error
+            wrong.append(f"line {line}: {said}")
     if wrong:
         raise OverrideError("file", path, problem="; ".join(wrong), expected="nothing of it holds")
     return tuple(made)

@@ -128,7 +128,7 @@ class Following:
         if why != self.refused:
             self.refused = why
             told = {"sluicegate_event": "overrides_refused", "sluicegate_error": why}  # docs/logs.md names them
-            _log.warning("sluicegate: the overrides that were found cannot hold", extra=told)
+            _log.warning("sluicegate: the overrides that were found cannot hold: %s", why, extra=told)
             warn("SG115", "overrides", strict=False, why=why)
 
     def _apply(self, now: int) -> None:
