@@ -95,7 +95,7 @@ def test_nobody_is_named_whose_digest_is_another(folder: Path, who: str) -> None
 
 
 def test_a_word_that_is_no_digest_is_an_error(folder: Path) -> None:
-    assert "a digest has 22 letters" in run("short", "one.log").output
+    assert "it has 22 letters" in run("short", "one.log").output
 
 
 def test_without_a_log_it_shows_what_the_server_has(folder: Path, valkey: Server) -> None:

@@ -60,6 +60,7 @@ def test_a_time_has_a_unit(operate: Operate) -> None:
 
 
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {
+    "a tier": (("off", "login", "--tier", "free"), "no tier 'free'; the application has no tiers"),
     "a time": (("override", "login", "9/minute", "--for", "soon"), "nor a length of time"),
     "an identity": (("override", "login", "9/minute", "--identity", "bob"), "not as a key gives it"),
     "a pattern": (("override", "login", "9/minute", "--pattern", "bob"), "not a pattern"),
@@ -232,7 +233,7 @@ def test_another_secret_than_that_of_the_processes_is_said(
         WsgiClient(application).request("GET", "/")
         wait_until("the process is listed", lambda: "1 process." in operate("off", "login").output)
         done = operate("deny", "add", "ip:203.0.113.7", "--yes")
-        assert ("has another secret than this shell" in done.output) is warns
+        assert ("another secret than in this shell" in done.output) is warns
         assert "All processes follow within 2 seconds." in done.output
 
 
@@ -383,6 +384,11 @@ def test_the_commands_read_a_file_of_overrides(operate: Operate, followed: Path,
 FILES: dict[str, tuple[str, int, str]] = {  # a file of overrides, and what `check` ends with and says
     "right": ('rule = "login"\nquota = "9/minute"', 0, ""),
     "wrong": ('rule = "login"\nquota = "9/mniute"', 1, "line 1: "),
+    "an identity": (
+        'rule = "login"\naction = "off"\nidentities = ["bob"]',
+        1,
+        "line 1: identities: write it with user:",
+    ),
     "slots": ('rule = "login"\nquota = "9 at once"', 1, "slots instead of units per time"),
     "another rule": ('rule = "logn"\nquota = "9/minute"', 0, "override line-1: no rule 'logn'; the rules are login"),
 }
@@ -392,10 +398,17 @@ FILES: dict[str, tuple[str, int, str]] = {  # a file of overrides, and what `che
 def test_a_file_of_overrides_is_checked(operate: Operate, followed: Path, case: str) -> None:
     text, code, says = FILES[case]
     followed.write_text(f"[[overrides]]\n{text}\n", "utf-8")
+    is_right = case not in ("wrong", "an identity")
     done = operate("check")
+    assert "bob" not in done.output
     assert (done.exit_code, says in done.output, "warning" in done.output) == (code, True, code == 0 and bool(says))
     done = operate("rules", "check", str(followed))
-    assert (done.exit_code == 0, "1 override, nothing is wrong." in done.output) == (case != "wrong", case != "wrong")
+    assert (done.exit_code == 0, "1 override, nothing is wrong." in done.output) == (is_right, is_right)
+
+
+def test_a_change_as_json_is_shown_before_it_is_asked_for(operate: Operate) -> None:
+    assert "login 5/minute; 20/hour off everybody" in " ".join(operate("off", "login", "--json").stderr.split())
+    assert operate("off", "login", "--json", "--yes").stderr == ""
 
 
 def test_an_empty_list_says_that_nobody_is_on_it(operate: Operate) -> None:

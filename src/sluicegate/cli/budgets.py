@@ -364,13 +364,14 @@ def forget_everyone(
         for who, rule_id in budgets.having(meant(budgets), "forgetting budgets"):
             budgets.store.forget(rule_id, Digested(who))
             forgotten += 1
-    shell.tell({"forgotten": forgotten}, f"Forgot {count(forgotten, 'budget')}.")
+    shell.tell({"forgotten": forgotten}, f"Forgot {what}: {count(forgotten, 'record')}.")
 
 
 def check_name(kind: str, given: str, names: Collection[str]) -> None:
     """Raise UsageError if none has this name."""
     if given not in names:
-        raise click.UsageError(f"no {kind} {given!r}; the {kind}s are {', '.join(sorted(names)) or 'none'}")
+        listed = f"the {kind}s are {', '.join(sorted(names))}" if names else f"the application has no {kind}s"
+        raise click.UsageError(f"no {kind} {given!r}; {listed}")
 
 
 def check_rule(limiters: Iterable[Budgets], rule: str) -> None:
@@ -416,5 +417,5 @@ def identity_text(budgets: Budgets, words: tuple[str, ...], name: str | None) ->
     if name is None:
         return budgets.text(words)
     if len(name) != len(digest("")) or not name.replace("-", "a").replace("_", "a").isalnum() or not name.isascii():
-        raise click.UsageError(f"--digest {name!r}: a digest has 22 letters, digits, - or _, as top and bans show it")
+        raise click.UsageError(f"digest {name!r}: it has 22 letters, digits, - or _, as top and bans show it")
     return Digested(name)

@@ -89,7 +89,7 @@ class _Asking:
 
     def write_overrides(self, before: bytes, after: bytes, entry: str) -> object:
         self.entry = Entry.of(entry)
-        if not self._shell.as_json:
+        if not (self._shell.as_json and self._shell.yes):
             _preview(self._budgets, self.entry, Document.of(after).held, texts=self._texts)
         self._shell.confirm("Change it?")
         return self._budgets.store.write_overrides(before, after, entry)
@@ -137,7 +137,7 @@ def _preview(budgets: Budgets, entry: Entry, held: Sequence[Override], *, texts:
         out.print(plain(f"  {name}", "dim"))
     others = [name for name, _, mark in following if mark not in ("", budgets.mark)]
     if others:
-        says = f"warning: {_some(others)} has another secret than this shell, so an identity is another one there"
+        says = f"warning: another secret than in this shell, so an identity is another one there: {_some(others)}"
         out.print(plain(says, "yellow"))
 
 
