@@ -140,8 +140,9 @@ class Budgets:
     def meant(self, rule: str, quota: str | None) -> list[Rule]:
         """Return the rules that an override is for. Raises OverrideError if one of them cannot have the quota."""
         found = [each for each in self.rules if rule in (EVERY_RULE, each.name)]
-        for each in found if quota is not None else ():
-            terms_with(each, quota, algorithm=self.settings.algorithm)
+        if quota is not None:
+            for each in found:
+                terms_with(each, quota, algorithm=self.settings.algorithm)
         return found
 
     def sealed(self, text: str) -> str:
