@@ -27,6 +27,7 @@ from sluicegate.overrides import Action, Override, Overrides
 from sluicegate.overrides.applied import Applied, Held, terms_with
 from sluicegate.overrides.file import Watched, overrides_in
 from sluicegate.overrides.follow import mark_of
+from sluicegate.overrides.override import EVERY_RULE
 from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.replay.words import count, key_text
 from sluicegate.rules.ban import Ban
