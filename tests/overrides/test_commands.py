@@ -390,7 +390,7 @@ FILES: dict[str, tuple[str, int, str]] = {  # a file of overrides, and what `che
         "line 1: identities: write it with user:",
     ),
     "slots": ('rule = "login"\nquota = "9 at once"', 1, "slots instead of units per time"),
-    "another rule": ('rule = "logn"\nquota = "9/minute"', 0, "override line-1: no rule 'logn'; the rules are login"),
+    "another rule": ('rule = "logn"\nquota = "9/minute"', 0, "override table-1: no rule 'logn'; the rules are login"),
 }
 
 

@@ -32,8 +32,8 @@ _file = click.argument("file", type=click.Path(exists=True, dir_okay=False, path
 @_file
 @as_json
 def check(file: Path, *, as_json: bool) -> None:
-    """Say whether the rules or the overrides in a file can hold, with the first error of each and its line. `diff` looks
-    at more.
+    """Say whether the rules or overrides in a file can hold, with the first error of each and its line. `diff` looks at
+    more.
     """
     text = Watched(str(file)).changed() or ""
     held = overrides_in(text, str(file), lambda word: identity_text(typed_identity([word])))
