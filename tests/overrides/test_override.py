@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -47,6 +48,10 @@ def made(number: int = 0, **options: Any) -> Override:
         ({"by": "\x1b[2Jann"}, "control character"),
         ({"why": "one\u2028two"}, "more than a line"),
         ({"by": None}, "not text"),
+        ({"rule": "one\x1b[2J"}, "more than a line"),
+        ({"id": "one\ntwo"}, "more than a line"),
+        *[({"digests": none}, "not a list of digests") for none in (None, False, 0, [], {}, "")],
+        ({"at": None}, "not a moment"),
     ],
 )
 def test_what_cannot_hold(options: dict[str, Any], says: str) -> None:
@@ -139,7 +144,7 @@ SETS = st.lists(
         Override,
         rule=st.sampled_from(["export", "login", "*"]),
         action=st.sampled_from([each for each in ACTIONS if each not in ("quota", "deny")]),
-        digests=st.lists(st.sampled_from([ALICE, BOB]), max_size=2),
+        digests=st.lists(st.sampled_from([ALICE, BOB]), max_size=2).map(tuple),
         until=st.none() | st.integers(0, 10**15),
         by=st.text(max_size=20).filter(lambda text: text.isprintable()),
         why=st.text(max_size=20).filter(lambda text: text.isprintable()),
@@ -182,6 +187,8 @@ BODIES: dict[str, tuple[str, str]] = {
     "a wrong action": ('[{"rule":"a","action":"stop"}]', "use one of"),
     "a wrong quota": ('[{"rule":"a","action":"quota","quota":"x"}]', "SG015"),
     "a list as a quota": ('[{"rule":"a","action":"quota","quota":["x"]}]', "SG015"),
+    "no digests": ('[{"rule":"a","action":"off","digests":null}]', "not a list of digests"),
+    "an empty list of digests": ('[{"rule":"a","action":"off","digests":[]}]', "not a list of digests"),
     "a wrong digest": ('[{"rule":"a","action":"off","digests":[7]}]', "not a digest"),
 }
 
@@ -197,3 +204,26 @@ def test_a_document_that_is_not_whole_is_refused(case: str) -> None:
         Document.of(text)
     assert says in str(caught.value)
     assert Document.of(b"") == Document()
+
+
+ENTRY: dict[str, Any] = {"at": 1, "by": "ann", "what": "off", "why": "", "added": [], "removed": []}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *[{"at": at} for at in (float("inf"), float("nan"), 9e30, 10**30, -1, None, True, "1")],
+        *[{name: value} for name in ("by", "what", "why") for value in (None, 7, "one\ntwo", "x" * 201)],
+        *[{name: value} for name in ("added", "removed") for value in (None, 7, [7], [{"rule": "a"}], {"a": 1})],
+    ],
+)
+def test_an_entry_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    assert Entry.of(json.dumps(ENTRY)) == Entry(1, "ann", "off")
+    with pytest.raises(OverrideError, match="SG015"):
+        Entry.of(json.dumps(ENTRY | wrong))
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"", b"null", b"[]", b"[" * 99_999, b"9" * 9_999])
+def test_text_that_is_no_entry_is_refused(text: bytes) -> None:
+    with pytest.raises(OverrideError, match="SG015"):
+        Entry.of(text)

@@ -68,6 +68,8 @@ class Override:
             given = getattr(self, option)
             if not isinstance(given, str) or len(given) > _LONGEST:
                 raise _error(option, str(given)[:20], "not text, or too long", f"give {_LONGEST} characters at most")
+            if _CONTROL.search(given):  # a list has a line for each override
+                raise _error(option, given[:20], "more than a line of text", "give text without control characters")
         if not self.rule:
             raise _error("rule", "", "not the name of a rule", 'give a name, or "*" for every rule')
         if self.action not in ACTIONS:
@@ -76,7 +78,7 @@ class Override:
             raise _error("quota", self.quota, f"does not fit the action {self.action!r}", "give both or neither")
         if self.quota is not None:
             read(self.quota)  # raises QuotaError
-        if self.digests:
+        if self.digests != ():  # nothing else means everybody: no null and no empty list
             object.__setattr__(self, "digests", tuple(sorted(_listed(self.digests))))
         if self.pattern is not None:
             kind, before, after = _parts(self.pattern)
@@ -89,13 +91,9 @@ class Override:
         if self.action == "deny" and self.target == (EVERY_RULE, "everybody", ""):  # also of whoever would remove it
             expected = 'give identities or a pattern, or the rule that is to refuse everybody; "*" is every rule'
             raise _error("deny", self.rule, "would refuse every request of everybody", expected)
-        for option, moment in (("until", self.until), ("at", self.at)):
-            if moment is not None and (type(moment) is not int or not 0 <= moment <= LATEST_US):
+        for option, moment in (("until", 0 if self.until is None else self.until), ("at", self.at)):
+            if type(moment) is not int or not 0 <= moment <= LATEST_US:
                 raise _error(option, moment, "not a moment", "give microseconds since 1970, before 2150")
-        for option in ("by", "why"):
-            given = getattr(self, option)
-            if _CONTROL.search(given):  # a list has a line for each override
-                raise _error(option, given[:20], "more than a line of text", "give text without control characters")
 
     @property
     def target(self) -> tuple[str, str, str]:
@@ -117,8 +115,8 @@ class Override:
 
 
 def _listed(digests: object) -> Iterable[str]:
-    if not isinstance(digests, (tuple, list)) or len(digests) > _IDENTITIES:
-        raise _error("identities", type(digests), "not a list of digests", f"give {_IDENTITIES} at most")
+    if not isinstance(digests, (tuple, list)) or not 0 < len(digests) <= _IDENTITIES:
+        raise _error("identities", type(digests), "not a list of digests", f"give 1 to {_IDENTITIES}")
     for each in digests:
         if not isinstance(each, str) or not _DIGEST.fullmatch(each):
             raise _error("identities", each, "not a digest", _BY_HAND)
@@ -258,7 +256,9 @@ class Entry(NamedTuple):
         try:
             found = json.loads(text)
             sets = {name: tuple([override_of(each) for each in found[name]]) for name in ("added", "removed")}
-            return cls(int(found["at"]), str(found["by"]), str(found["what"]), why=str(found["why"]), **sets)
+            # The rest of an entry has the form of an override's facts.
+            one = Override(rule=found["what"], action="off", **{name: found[name] for name in ("at", "by", "why")})
+            return cls(one.at, one.by, one.rule, why=one.why, **sets)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise _error("history", "…", "not an entry of the history", _BY_HAND) from error
 
