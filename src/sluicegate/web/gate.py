@@ -376,8 +376,8 @@ class _Rules:
         """Return FORBIDDEN for an identity that overrides deny, and no checks for one that they allow everything.
 
         The identity is that of the application's key. A function of the user is called only where a rule has that key:
-        it may not know the other requests. Where another override holds for one of the rules, in one of its tiers, the
-        rules decide.
+        it may not know the other requests. Where another override holds for a rule of the request, in one of its tiers,
+        the rules decide.
         """
         counts = any([bound.key is self._key and not bound.is_conditional for bound in bounds])
         if not counts and any(map(callable, parts_of(self.settings.key))):
@@ -386,9 +386,12 @@ class _Rules:
         if not isinstance(text, str):
             return text
         held = overrides.of(EVERY_RULE, text, None)
-        ruled = [(bound.rule.name, tier) for bound in bounds for tier in _tiers_of(bound.rule)]
-        if held is None or any([overrides.of(name, text, tier) is not held for name, tier in ruled]):
+        if held is None:
             return None
+        for bound in bounds:
+            others = any([overrides.of(bound.rule.name, text, tier) is not held for tier in _tiers_of(bound.rule)])
+            if others and (is_its := _applies(bound, caller, known)):
+                return is_its if type(is_its) is Waiting else None
         return FORBIDDEN if held.action == "deny" else () if held.action == "allow" else None
 
     def _read_rules(self, file: Watched) -> None:
