@@ -53,6 +53,16 @@ def test_an_override_is_for_a_whole_rule(operate: Operate, name: str) -> None:
     assert f"no rule '{name}'; the rules are login" in done.output
 
 
+@pytest.mark.parametrize("algorithm", ["sliding-window", "token-bucket"])
+def test_what_becomes_of_what_was_used(operate: Operate, tmp_path: Path, algorithm: str) -> None:
+    limits = tmp_path / "limits.toml"
+    limits.write_text(limits.read_text("utf-8").replace('name = "login"', f'name = "login"\nalgorithm = "{algorithm}"'))
+    done = operate("override", "login", "9/minute", "--yes")
+    assert done.exit_code == 0
+    assert "what was used stays used" in done.output
+    assert ("a bucket starts again at another rate" in done.output) is (algorithm == "token-bucket")
+
+
 def test_a_time_has_a_unit(operate: Operate) -> None:
     done = operate("deny", "add", "ip:203.0.113.7", "--for", "2", "--yes")
     assert done.exit_code == 2

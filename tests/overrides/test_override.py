@@ -14,6 +14,7 @@ from sluicegate.identity import digest, encoder, identity_text
 from sluicegate.overrides.override import ACTIONS, HEAD, MOST, MOST_PATTERNS, Document, Entry, Override, pattern_of
 
 ALICE, BOB = digest("salice"), digest("sbob")
+WRONG_LISTS: tuple[Any, ...] = (None, False, 0, [], {}, "")
 
 
 def made(number: int = 0, **options: Any) -> Override:
@@ -50,7 +51,7 @@ def made(number: int = 0, **options: Any) -> Override:
         ({"by": None}, "not text"),
         ({"rule": "one\x1b[2J"}, "more than a line"),
         ({"id": "one\ntwo"}, "more than a line"),
-        *[({"digests": none}, "not a list of digests") for none in (None, False, 0, [], {}, "")],
+        *[({"digests": wrong}, "not a list of digests") for wrong in WRONG_LISTS],
         ({"at": None}, "not a moment"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from sluicegate.errors import OverrideError, SluicegateWarning
 from sluicegate.identity import digest, identity_text
 from sluicegate.overrides.applied import terms_with
 from sluicegate.overrides.follow import Following
-from sluicegate.overrides.override import Document
+from sluicegate.overrides.override import Document, Override
 from sluicegate.plan import FORBIDDEN, Decision
 from sluicegate.stores.redis import AsyncRedisStore, RedisStore
 from sluicegate.web.bound import Bound
@@ -156,6 +157,22 @@ def test_a_denied_identity_gets_403_also_where_no_rule_applies(make: Make) -> No
     assert application.ask("bob") is None
 
 
+@pytest.mark.parametrize("option", ["path", "methods", "when"])
+def test_a_denied_identity_stays_out_where_the_rule_of_a_narrower_override_does_not_apply(
+    make: Make, colour: str, option: str
+) -> None:
+    async def later(visitor: Visitor) -> bool:
+        return visitor.method == "POST"
+
+    when = later if colour == "async" else lambda visitor: visitor.method == "POST"
+    only = {"path": "/m", "methods": ["POST"], "when": when}[option]
+    application, office = make(key="user", rules=[{"name": "m", "quota": "3/hour", option: only}])
+    office.overrides.set("*", action="deny", identities=ALICE)
+    office.overrides.set("m", "9/hour", identities=ALICE)
+    assert application.ask() is FORBIDDEN
+    assert application.passes(1, "bob") == 1
+
+
 def test_a_rule_in_shadow_is_enforced(make: Make) -> None:
     application, office = make(mode="shadow")
     assert application.passes(4) == 4
@@ -264,6 +281,9 @@ def test_a_document_that_is_no_text_is_reported_and_can_be_removed(colour: str, 
         with pytest.warns(SluicegateWarning, match="SG115"):
             assert application.passes(4) == 2
         office.overrides.remove("*")
+        ask(valkey, "LPUSH", "sg:{overrides}:history", b"\xff\xfe hello")
+        with pytest.raises(OverrideError, match="history"):
+            office.overrides.history()
         office.overrides.set("export", action="off")
         application.pass_by(61)
         assert application.passes(4) == 4
@@ -638,6 +658,57 @@ def test_a_forked_process_looks_and_tells_its_name(valkey: Server) -> None:
         application.gate.after_fork()
         assert following.begin() == (True, True)
         assert following.introduction("")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize("source", ["valkey", "file"])
+def test_a_process_that_is_forked_during_a_look_learns_the_set(valkey: Server, tmp_path: Path, source: str) -> None:
+    ask(valkey, "FLUSHALL")
+    path = tmp_path / "limits.toml"
+    path.write_text("overrides = []", "utf-8")
+    follows: Any = True if source == "valkey" else str(path)
+    with closing(Application(valkey.url, "sync", overrides=follows)) as application, Limiter(valkey.url) as office:
+        assert application.passes(1) == 1
+        office.overrides.set("export", action="deny")
+        path.write_text("[[overrides]]\nrule = 'export'\naction = 'deny'", "utf-8")
+        following, codes = application.gate.following, list[int]()
+
+        def forked(_: Any) -> tuple[Any, ...]:  # where the thread of a look reads the new set
+            if not codes and (child := os.fork()):
+                codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            elif not codes:
+                following._parse = parse
+                os._exit(application.passes(1))
+            return ()
+
+        parse, following._parse = following._parse, forked
+        application.pass_by()
+        application.passes(1)
+        wait_until("the child has asked", lambda: codes)
+        assert codes == [0]
+
+
+def test_an_end_and_a_newer_set_at_one_time() -> None:
+    """A thread that applies an end must not undo what another one has taken since."""
+    clock = ManualClock()
+    newer, threads = (Override(rule="b", action="deny", id="new"),), list[Thread]()
+
+    class Slow(Following):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "_next_end" and value is None and not threads and getattr(self, "applied", None):
+                threads.append(Thread(target=self.hold, args=(newer,)))  # the other thread is switched to here
+                threads[0].start()
+                threads[0].join(0.3)
+            super().__setattr__(name, value)
+
+    following = Slow(clock=clock)
+    ends = Override(rule="a", action="off", until=clock.now_us() + 5, id="1")
+    following.hold((ends, Override(rule="c", action="off", id="2")))
+    clock.advance(1)
+    following.begin()
+    threads[0].join()
+    assert following.applied is not None
+    assert following.applied.overrides == newer
 
 
 def test_a_view_that_is_new_during_a_reload_gets_the_new_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,8 @@ def office(request: pytest.FixtureRequest) -> Iterator[Office]:
         ask(server, "FLUSHALL")
         url = server.url
     with asyncio.Runner() as runner:
-        limiter: Any = Limiter(url) if kind == "Limiter" else AsyncLimiter(url)
-        other = Limiter(url)
+        limiter: Any = Limiter(url, deadline=5) if kind == "Limiter" else AsyncLimiter(url, deadline=5)
+        other = Limiter(url, deadline=5)
         if store == "memory":
             other.use(getattr(limiter.opened, "memory", limiter.opened))
         yield Office(limiter, runner, other=other)
@@ -117,6 +117,17 @@ def test_the_last_thousand_changes_are_kept(office: Office) -> None:
         text = store.read_overrides(b"")
         assert store.write_overrides(text, text, entry.text())
     assert len(office.history(HISTORY + 5)) == HISTORY
+
+
+def test_the_history_has_a_size(office: Office) -> None:
+    """The last change is kept whatever its size, so that it can be undone."""
+    many = [f"{number}" for number in range(5_000)]  # 125 KB
+    for number in range(40):
+        office.set("export", f"{number + 1}/minute", identities=many)  # an entry has the new and the old one
+    assert 10 < len(office.history(1_000)) < 20
+    office.set("*", action="off", identities=[f"{number}" for number in range(10_000)], why="x" * 200)
+    assert office.history()[0].why == "x" * 200
+    assert office.undo().what == "undo"
 
 
 def test_an_override_that_has_ended_is_dropped_at_the_next_change(office: Office) -> None:

@@ -126,11 +126,13 @@ def _preview(budgets: Budgets, entry: Entry, held: Sequence[Override], *, texts:
     if len(rows) > _SHOWN:
         out.print(f"and {len(rows) - _SHOWN:,} more")
     if names:
-        used = len(set(budgets.having(budgets.ids(names), "counting budgets")))
-        out.print(plain(f"{count(used, 'budget')} in use."))
+        used = len(set(budgets.having(ids := budgets.ids(names), "counting budgets")))
+        leaks = "gcra" in {each.terms.algorithm for rule_id in ids for each in budgets.known[rule_id]}
+        unless = "; a bucket starts again at another rate" if leaks else ""
+        out.print(plain(f"{count(used, 'budget')} in use{unless}."))
     if outside := _outside(budgets, entry):
-        number, ids = count(len(outside), "override"), ", ".join(outside[:_SHOWN])
-        out.print(plain(f"Still holds for some, because it is narrower: {number} ({ids}).", "yellow"))
+        number, listed = count(len(outside), "override"), ", ".join(outside[:_SHOWN])
+        out.print(plain(f"Still holds for some, because it is narrower: {number} ({listed}).", "yellow"))
     following = [each.partition(" ") for each in processes(budgets.store)]
     out.print(plain(f"Following: {count(len(following), 'process', 'processes')}."))
     for name, _, _ in following[:_SHOWN]:

@@ -14,6 +14,7 @@ import re
 import tomllib
 from collections.abc import Callable
 from datetime import datetime
+from os import getpid
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -40,7 +41,8 @@ class Watched:
         """
         try:
             stat = Path(self.path).stat()
-            seen = stat.st_mtime_ns, stat.st_ino, stat.st_size
+            # With the process: the parent of a fork may have read what it had not applied then.
+            seen = getpid(), stat.st_mtime_ns, stat.st_ino, stat.st_size
             if seen == self._seen:
                 return None
             text = Path(self.path).read_text("utf-8")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from logging import getLogger
 from os import getpid
 from socket import gethostname
-from threading import Event
+from threading import Event, Lock
 from typing import Any, Final
 
 from sluicegate.clock import MICROSECOND, Clock, SystemClock, epoch_seconds
@@ -60,6 +60,7 @@ class Following:
         self.known = b""  # the beginning of the document that was read last, whether it can hold or not
         self.held: tuple[Override, ...] = ()
         self.refused: str | None = None  # why what was read last does not hold
+        self._lock = Lock()  # around `applied` and `_next_end`, which belong together
         self.due = 0  # by the clock: before it there is nothing to do
         self._began: int | None = None  # the last look
         self.looked = Event()  # set at its end
@@ -108,7 +109,8 @@ class Following:
 
     def after_fork(self) -> None:
         """Look at once, and tell the name: the process is another one. Its parent's look does not end here."""
-        self.looked = Event()  # a thread of the parent may hold its lock
+        self.looked, self._lock = Event(), Lock()  # a thread of the parent may hold theirs
+        self.known = b""  # the parent may have read what it did not apply before the fork
         self._began = self._ended = self._told = None
         self.due = 0
 
@@ -139,10 +141,11 @@ class Following:
         ends = [each.until for each in live if each.until is not None]
         before = () if self.applied is None else self.applied.overrides
         applied = self.applied if live == before else Applied(live, seal=self._seal) if live else None
-        if held is not self.held:  # a look in another thread has found a newer set
-            return
-        self._next_end = now + min(ends) - epoch if ends else None
-        self.applied = applied
+        with self._lock:
+            if held is not self.held:  # a look in another thread has found a newer set
+                return
+            self._next_end = now + min(ends) - epoch if ends else None
+            self.applied = applied
         if live != before:
             _log.info("sluicegate: %d overrides hold now", len(live), extra={"sluicegate_event": "overrides_changed"})
 

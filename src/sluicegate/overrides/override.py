@@ -27,7 +27,7 @@ _BY_HAND: Final = "write overrides with the command or the API; sluicegate overr
 _TEXTS: Final = ("rule", "action", "by", "why", "id")
 _LONGEST: Final = 200  # characters of each
 _HEAD: Final = re.compile(r"sluicegate ([0-9]{1,15}) ([0-9]{1,15})(?: ([^ ]*))?")
-_DIGEST: Final = re.compile(r"[\w-]{22}", re.ASCII)
+DIGEST: Final = re.compile(r"[\w-]{22}", re.ASCII)
 _PATTERN: Final = re.compile(r"(user:|text:|ip:|header:[^=*]+=|path:[^=*]+=)([^*]*)\*([^*]*)", re.DOTALL)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _IDENTITIES: Final = 10_000  # of one override
@@ -118,7 +118,7 @@ def _listed(digests: object) -> Iterable[str]:
     if not isinstance(digests, (tuple, list)) or not 0 < len(digests) <= _IDENTITIES:
         raise _error("identities", type(digests), "not a list of digests", f"give 1 to {_IDENTITIES}")
     for each in digests:
-        if not isinstance(each, str) or not _DIGEST.fullmatch(each):
+        if not isinstance(each, str) or not DIGEST.fullmatch(each):
             raise _error("identities", each, "not a digest", _BY_HAND)
     return set(digests)
 

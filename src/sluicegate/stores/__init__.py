@@ -190,6 +190,7 @@ class Counted(NamedTuple):
 
 
 HISTORY: Final = 1_000  # changes of overrides that are kept
+OLDER: Final = 4_000_000  # bytes of those before the last one, which may have 10,000 overrides
 COUNTED: Final = 200  # counts that a table keeps, the largest ones
 DEADLINE: Final = 0.1  # seconds that a request waits for a silent server
 _REDIS: Final = "sluicegate.stores.redis"

@@ -34,7 +34,7 @@ from sluicegate.plan import (
 )
 from sluicegate.runtime import fork
 from sluicegate.runtime.hidden import shown_url
-from sluicegate.stores import COUNTED, DEADLINE, HISTORY, Counted, Mode, Run, RunsPlans, compiled, plan_of
+from sluicegate.stores import COUNTED, DEADLINE, HISTORY, OLDER, Counted, Mode, Run, RunsPlans, compiled, plan_of
 from sluicegate.stores.async_adapter import AsyncAdapter
 from sluicegate.stores.memory_table import Entry, MemoryTable
 
@@ -219,6 +219,8 @@ class MemoryStore(RunsPlans):
                 return False
             self._overrides = after
             self._entries.appendleft(entry.encode())
+            while sum(map(len, islice(self._entries, 1, None))) > OLDER:
+                self._entries.pop()
         return True
 
     def override_entries(self, count: int) -> list[bytes]:

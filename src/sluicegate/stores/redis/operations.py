@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sluicegate.errors import SluicegateWarning, StoreError, StrictError
 from sluicegate.plan import BAN, Check, Checks, Outcome, Outcomes, Plan, Terms, charged, in_shadow, new
-from sluicegate.stores import COUNTED, HISTORY, Counted, Mode
+from sluicegate.stores import COUNTED, HISTORY, OLDER, Counted, Mode
 from sluicegate.stores.redis.commands import AnyCommand, Command, Script, pack
 from sluicegate.stores.redis.encoding import REFUND, RENEW, Encoder, decode, decode_time
 from sluicegate.stores.redis.failures import kind_of, may_succeed_elsewhere, store_error
@@ -41,8 +41,13 @@ if redis.sha1hex(redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2])
 redis.call('LPUSH', KEYS[2], ARGV[3])
 redis.call('LTRIM', KEYS[2], 0, ARGV[4])
+local left = BYTES
+for i, entry in ipairs(redis.call('LRANGE', KEYS[2], 1, -1)) do
+  left = left - #entry
+  if left < 0 then return redis.call('LTRIM', KEYS[2], 0, i - 1) and 1 end
+end
 return 1
-"""
+""".replace("BYTES", str(OLDER))
 _ADD: Final = """
 local at = 1
 for _, key in ipairs(KEYS) do

@@ -166,12 +166,12 @@ def _words(step: Send) -> list[str | bytes]:
     return [name.decode(), *words]
 
 
-def _failed(step: Send, error: BaseException) -> Exception | bytes:
+def _failed(step: Send, error: BaseException) -> Exception | bytes | list[bytes]:
     """Return the failure as an error reply, or as a NoReplyError; for a text that is not UTF-8, its bytes: to a client
-    that decodes replies, a document that somebody else wrote must be no silence.
+    that decodes replies, a document or an entry that somebody else wrote must be no silence.
     """
-    if isinstance(error, UnicodeDecodeError) and _words(step)[0] in {"GET", "GETRANGE"}:  # their reply is one text
-        return error.object
+    if isinstance(error, UnicodeDecodeError) and (name := _words(step)[0]) in {"GET", "GETRANGE", "LRANGE"}:
+        return error.object if name != "LRANGE" else [error.object]
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "")
     if code or (isinstance(error, ResponseError) and not isinstance(error, AuthenticationError)):
         return hiredis.ReplyError(f"{code} {error}".strip())
