@@ -28,7 +28,8 @@ class Visitor:
         self.headers = {"Host": host}
         self.user: str | None = "staff"
         self.lost = 0
-        self.environ: dict[str, str] = {}  # what a WSGI server says otherwise
+        self.mount = "/limits"
+        self.environ: dict[str, str] = {}  # what is otherwise in the next environs
 
     def get(self, path: str = "/", method: str = "GET", **more: Any) -> Reply:
         return self._ask(method, path, **more)
@@ -54,8 +55,8 @@ class Visitor:
         scope = {
             "type": "http",
             "method": method,
-            "root_path": "/limits",
-            "path": f"/limits{path}",
+            "root_path": self.mount,
+            "path": f"{self.mount}{path}",
             "query_string": query.encode(),
             "scheme": "https",
             "client": (self.peer, 1),
@@ -82,7 +83,7 @@ class Visitor:
     def _by_wsgi(self, method: str, path: str, query: str, body: bytes, headers: Mapping[str, str]) -> Reply:
         environ: dict[str, Any] = {
             "REQUEST_METHOD": method,
-            "SCRIPT_NAME": "/limits",
+            "SCRIPT_NAME": self.mount.encode().decode("latin-1"),
             "PATH_INFO": path,
             "QUERY_STRING": query,
             "CONTENT_LENGTH": str(len(body)),

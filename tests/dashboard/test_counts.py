@@ -12,7 +12,7 @@ import pytest
 
 from sluicegate import Limiter
 from sluicegate.dashboard import Dashboard
-from sluicegate.dashboard.counts import BUCKET, BUCKETS, TOP, Counts, known_terms, report
+from sluicegate.dashboard.counts import BUCKET, BUCKETS, TOP, Counts, _terms_tables, known_terms, report
 from sluicegate.identity import digest
 from sluicegate.observe.events import DecisionEvent
 from sluicegate.plan import FORBIDDEN
@@ -107,12 +107,36 @@ def test_terms_come_back(store: Any, time: Time) -> None:
     [
         *("", "{", "[]", "null", "[1,2,3,4]", "[" * 5000, '["a","b","sliding-window","x",1]', '["a","b","boom",1,1]'),
         *('["a",7,"gcra",1000000,1]', '["a","b","gcra",1000000,"1"]', '["a","b","gcra",1000000,null]', '{"a":1}'),
+        *('["a","b","fixed-window",60000000,5,1]', '["a","b","fixed-window",true,1,1]', '["a","b","gcra",1.5,1,3,2]'),
+        *('["a","b","fixed-window",60000000]', '["a","b","token-bucket",1,1,1,1]', '["a","b","ban",1,1,1]'),
         *('["a","b","gcra",1000000,1]', '["a","b","gcra",1000000,1,0,0,0]', f'["a","b","gcra",1{"0" * 400},1,1,1]'),
     ],
 )
 def test_terms_that_cannot_be_read_are_left_out(store: Any, text: str) -> None:
-    store.add_counts([Counted("terms", 60, {text: 1})])
+    store.add_counts([Counted(_terms_tables()[0], 60, {text: 1})])
     assert known_terms(store) == []
+
+
+def test_terms_of_long_ago_leave_room(store: Any, time: Time) -> None:
+    """A table keeps the largest counts, so those of a rule that was removed must end."""
+    counts, limiter = counting(store)
+    old = {json.dumps(["a", f"a{each}", "fixed-window", 10**6, 5, 10**6]): 10**6 for each in range(COUNTED)}
+    store.add_counts([Counted(_terms_tables()[0], 10**6, old)])
+    for day, knows in enumerate((False, False, True)):
+        limiter.hit("5/minute", "alice", action="new")
+        counts.send()
+        assert ("new" in {each.name for each in known_terms(store)}) is knows, day
+        time.now += 86_400
+
+
+def test_memory_knows_the_terms_of_yesterday(time: Time) -> None:
+    with closing(open_store("memory://", prefix="x")) as store:
+        counts, limiter = counting(store)
+        for action in ("old", *["new"] * 60):  # more tables than memory keeps
+            limiter.hit("1000/minute", "alice", action=action)
+            counts.send()
+            time.now += 86_400 if action == "old" else BUCKET
+        assert {each.name for each in known_terms(store)} == {"old", "new"}
 
 
 def test_what_a_client_invents_is_bounded(store: Any, time: Time) -> None:
@@ -144,7 +168,7 @@ def test_threads_lose_no_count(time: Time) -> None:
             counts.send()
         counts.send()
         (rule,), _ = report(store)
-        assert sum(store.read_counts(["terms"])[0].values()) == 2000
+        assert sum(store.read_counts(_terms_tables())[0].values()) == 2000
         assert rule.rule == "reply"
 
 

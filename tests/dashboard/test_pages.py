@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from time import monotonic
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
 from sluicegate import Limiter, Rule
 from sluicegate.dashboard import Dashboard
+from sluicegate.dashboard.counts import _terms_tables
 from sluicegate.dashboard.doors import MOST
 from sluicegate.errors import AsyncMismatchError, ConfigurationError, SettingsError
 from sluicegate.identity import digest, identity_text
@@ -33,6 +35,7 @@ from tests.test_gate import Visitor as Client
 PLACE = Endpoint("view")
 ALICE = digest(identity_text(("user", "alice")))
 RULES = [Rule(name="login", quota="2/minute", key="user", ban=Ban(name="strikes", after=3, within=60, duration=600))]
+FORWARDED = ("X-Forwarded-For", "Forwarded", "Via", "X-Forwarded-Host", "X-Forwarded-Proto", "CF-Connecting-IP")
 Make = Callable[..., "Application"]
 
 
@@ -166,7 +169,8 @@ def test_an_old_browser_says_only_the_origin(made: Application) -> None:
         ("GET", "/base.html", 404),
         ("GET", "/bans?from=1-99999999999999999999", 200),
         ("GET", "/bans?from=evil.example:6379-0", 200),
-        ("GET", "/identity?who=%3Cscript%3E", 200),
+        ("GET", "/identity?who=%3Cscript%3E", 400),
+        ("GET", "/identity?who=alice", 400),
     ],
 )
 def test_other_requests(made: Application, method: str, path: str, status: int) -> None:
@@ -175,6 +179,77 @@ def test_other_requests(made: Application, method: str, path: str, status: int) 
     assert "<script>" not in answer.body
     if not path:
         assert answer.headers["location"] == "/limits/"
+
+
+def test_only_a_digest_reaches_a_command(make: Make) -> None:
+    """A key has its bytes as they are, so another text could be a command of its own."""
+    made = make()
+    made.ask()
+    for who in ("abc", "a" * 23, "a" * 21 + "é", f"{ALICE}\r\n*1\r\n$8\r\nFLUSHALL"):
+        assert made.visitor.get(f"/identity?{urlencode({'who': who})}").status == 400
+        assert made.visitor.send("/reset", {"who": who}).status == 400
+    assert made.ask(times=2) == [True, False], "nothing was reset"
+
+
+def test_a_place_to_go_on_that_no_server_has_given(make: Make) -> None:
+    made = make()
+    made.ask()
+    for place in (f"1-{2**64 - 1}", f"1-{2**64}", "1-99999999999999999999"):
+        assert made.visitor.get(f"/bans?from={place}").status == 200
+
+
+@pytest.mark.parametrize(
+    ("mount", "to"),
+    [("/é", "/%C3%A9/"), ("/a b", "/a%20b/"), ("//evil.example", "/evil.example/"), ("/limits/", "/limits/")],
+)
+def test_the_redirect_to_the_page_stays_in_the_application(made: Application, mount: str, to: str) -> None:
+    made.visitor.mount = mount
+    assert made.visitor.get("").headers["location"] == to
+
+
+@pytest.mark.parametrize(
+    ("length", "more", "status"),
+    [
+        *[(length, {}, 403) for length in ("abc", "-5", "1_0", "+0", "9" * 5000)],
+        ("", {"HTTP_TRANSFER_ENCODING": "chunked"}, 403),
+        *[(length, {}, 303) for length in ("", "0")],
+    ],
+)
+def test_the_length_of_a_form(length: str, more: dict[str, str], status: int) -> None:
+    made = Application("memory://", "wsgi")
+    made.dashboard._overrides.set("login", action="off")
+    made.visitor.environ = {"CONTENT_LENGTH": length, **more}
+    assert made.visitor.send("/undo", {}).status == status
+    made.close()
+
+
+@pytest.mark.parametrize("option", ["ipv6_prefix", "ipv4_prefix"])
+def test_an_address_is_counted_as_in_the_application(protocol: str, option: str) -> None:
+    typed, bits, counts = {
+        "ipv6_prefix": ("ip:2001:db8:1:2::5", 48, "2001:db8:1::/48"),
+        "ipv4_prefix": ("ip:203.0.113.7", 24, "203.0.113.0/24"),
+    }[option]
+    given: Any = {option: bits}
+    made, who = Application("memory://", protocol, **given), digest(identity_text(("ip", counts)))
+    assert made.visitor.send("/identity", {"identity": typed}).headers["location"] == f"identity?who={who}"
+    made.visitor.send("/override", {"rule": "login", "action": "off", "identity": typed})
+    assert made.dashboard._overrides.list()[0].digests == (who,)
+    made.close()
+    with pytest.raises(SettingsError, match=option):
+        Application("memory://", protocol, **{**given, option: 0})
+
+
+def test_a_server_of_the_page_alone_starts_and_stops() -> None:
+    sent, came = list[Any](), [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+    async def receive() -> Any:
+        return came.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    asyncio.run(Dashboard(insecure=True).asgi({"type": "lifespan"}, receive, send))  # type: ignore[arg-type]
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 def test_forms_are_bounded(made: Application) -> None:
@@ -353,7 +428,7 @@ def test_it_refuses_to_be_made(options: dict[str, Any], error: type[Exception]) 
         ("::1", "[::1]:8000", {}, 200),
         ("203.0.113.7", "localhost", {}, 403),
         ("127.0.0.1", "evil.example", {}, 403),  # its name leads here
-        ("127.0.0.1", "localhost", {"X-Forwarded-For": "203.0.113.7"}, 403),  # a proxy on this machine
+        *[("127.0.0.1", "localhost", {name: "a"}, 403) for name in FORWARDED],  # a proxy on this machine
         ("", "localhost", {}, 403),
     ],
 )
@@ -377,13 +452,17 @@ def test_authorize_may_be_async_where_it_can_be(protocol: str) -> None:
     assert visitor.get().status == 403
 
 
-def test_overrides_that_cannot_be_read_are_removed_by_a_click(make: Make) -> None:
+NULL = '[{"rule":"login","action":"off","digests":null}]'
+
+
+@pytest.mark.parametrize("text", ["oops", f"sluicegate 1 1 {digest(NULL)}\n{NULL}"])
+def test_overrides_that_cannot_be_read_are_removed_by_a_click(make: Make, text: str) -> None:
     made = make()
     store: Any = made.dashboard._store
     if isinstance(store, MemoryStore):
-        store._overrides = b"oops"
+        store._overrides = text.encode()
     else:
-        store.send(store.servers()[0], ["SET", "sg:{overrides}:document", "oops"])
+        store.send(store.servers()[0], ["SET", "sg:{overrides}:document", text])
     page = made.visitor.get()
     assert page.status == 200
     assert "[SG015]" in page.body
@@ -468,7 +547,7 @@ def test_pages_stay_small_with_names_that_clients_invent(made: Application) -> N
 def test_terms_of_another_program_do_not_break_a_page(made: Application, path: str) -> None:
     store: Any = made.dashboard._opened
     texts = ['[7,"b","gcra",1000000,1]', f'["a","b","gcra",1{"0" * 400},1]', '[["a"],"b","gcra",1000000,1]']
-    store.add_counts([Counted("terms", 60, dict.fromkeys(texts, 1))])
+    store.add_counts([Counted(_terms_tables()[0], 60, dict.fromkeys(texts, 1))])
     made.ask()
     assert made.visitor.get(path).status == 200
 

@@ -17,6 +17,7 @@ from secrets import token_urlsafe
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote
 
+from sluicegate.address import IPV4_PREFIX, IPV6_PREFIX, check_prefixes
 from sluicegate.dashboard.counts import Counts, budgets, known_terms, report
 from sluicegate.dashboard.doors import Answer, asgi_door, wsgi_door
 from sluicegate.errors import ConfigurationError, IdentityError, SettingsError, StoreError, check_flag, needs
@@ -25,7 +26,7 @@ from sluicegate.limiter import AsyncLimiter, Limiter
 from sluicegate.observe.status import describe
 from sluicegate.overrides import Entry, Override, Overrides
 from sluicegate.overrides.follow import who_follows
-from sluicegate.overrides.override import EVERY_RULE
+from sluicegate.overrides.override import DIGEST, EVERY_RULE
 from sluicegate.plan import BAN
 from sluicegate.replay.words import span
 from sluicegate.rules.key import Caller
@@ -48,11 +49,12 @@ _POLICY: Final = "default-src 'none'; connect-src 'self'; form-action 'self'; ba
 class Dashboard:
     """The page of one application, to mount beside it. Give `note` to the application as `on_decision`.
 
-    `store`, `prefix` and `secret` are those of the application. With memory the page shows this process, and finds the
-    store of the limiter that has `note`. `authorize` gets the ASGI scope or the WSGI environ of each request, and
-    returns whether it may pass. If it returns text, that is the author in the history. It may be async under ASGI.
-    `insecure=True` instead lets requests of this machine pass. Nothing can be changed unless `writable`. Identities are
-    digests unless `show_identities`. Raises SettingsError for wrong arguments, without `authorize` too.
+    `store`, `prefix`, `secret`, `ipv6_prefix` and `ipv4_prefix` are those of the application. With memory the page
+    shows this process, and finds the store of the limiter that has `note`. `authorize` gets the ASGI scope or the WSGI
+    environ of each request, and returns whether it may pass. If it returns text, that is the author in the history. It
+    may be async under ASGI. `insecure=True` instead lets requests of this machine pass. Nothing can be changed unless
+    `writable`. Identities are digests unless `show_identities`. Raises SettingsError for wrong arguments, without
+    `authorize` too.
 
         dashboard = Dashboard("redis://…", authorize=is_staff, writable=True)
         app.add_middleware(RateLimitMiddleware, store="redis://…", on_decision=dashboard.note)
@@ -68,6 +70,8 @@ class Dashboard:
         writable: bool = False,
         prefix: str = PREFIX,
         secret: str | bytes | None = None,
+        ipv6_prefix: int = IPV6_PREFIX,
+        ipv4_prefix: int = IPV4_PREFIX,
         show_identities: bool = False,
     ) -> None:
         store, secret = hide_store(store), hide_secret(secret)
@@ -79,6 +83,8 @@ class Dashboard:
         # An operator waits longer than a request: a second.
         self._limiter = Limiter(store, prefix=prefix, secret=secret, deadline=1.0)
         self._writable, self._opened = writable, self._limiter.opened
+        check_prefixes(ipv6_prefix, ipv4_prefix)
+        self._typed = partial(typed_identity, prefix=ipv6_prefix, ipv4_prefix=ipv4_prefix)
         if not hasattr(self._opened, "add_counts"):
             raise SettingsError("store", self._opened, problem="keeps no counts", expected="use memory:// or redis://")
         self.note = Counts(self._opened, show_identities=show_identities)
@@ -126,7 +132,8 @@ class Dashboard:
     def _show(self, caller: Caller, root: str, query: str) -> Answer:
         path = caller.path
         if path in ("", root):
-            return _answer(HTTPStatus.SEE_OTHER, Location=f"{quote(root)}/")
+            # One slash at the front: two would name another host.
+            return _answer(HTTPStatus.SEE_OTHER, Location=f"{quote('/' + root.strip('/')).rstrip('/')}/")
         if path not in self._shows or caller.method not in ("GET", "HEAD"):
             return self._says(HTTPStatus.NOT_FOUND, "There is no such page.")
         shown = self._shows[path](_fields(query))
@@ -138,7 +145,7 @@ class Dashboard:
             return self._says(HTTPStatus.FORBIDDEN, "This form was not sent whole by this page. Load the page again.")
         form = _fields(text)
         if path == "/identity":  # the address of its page has the digest, because addresses are logged
-            who = digest(self._limiter.text(typed_identity([form.get("identity", "")])))
+            who = digest(self._limiter.text(self._typed([form.get("identity", "")])))
             return _answer(HTTPStatus.SEE_OTHER, Location=f"identity?who={who}")
         if not self._writable:
             return self._says(HTTPStatus.FORBIDDEN, "This dashboard is read-only: it is made without writable=True.")
@@ -151,7 +158,7 @@ class Dashboard:
                         self._store.forget(rule_id, named)
             case "/override":
                 given: Any = {name: form[name] for name in _OPTIONS if name in form}
-                identities = [typed_identity([form["identity"]])] if "identity" in form else None
+                identities = [self._typed([form["identity"]])] if "identity" in form else None
                 rule = form.get("rule", "")
                 self._overrides.set(rule, **given, identities=identities, by=by)
                 # login-minute is of the rule login
@@ -205,7 +212,7 @@ class Dashboard:
         if place := re.fullmatch("([0-9]{1,4})-([0-9]{1,20})", query.get("from", "")):
             from sluicegate.stores.redis.scan import Position  # here: memory does not need redis
 
-            position = Position(store.servers()[-int(place[1]) :], int(place[2]))
+            position = Position(store.servers()[-int(place[1]) :], min(int(place[2]), 2**64 - 1))
         found: dict[tuple[str, str], None] = {}
         for _ in range(50):  # some 5,000 keys
             page = store.page(position)
@@ -219,11 +226,15 @@ class Dashboard:
 
     def _identity(self, query: Mapping[str, str]) -> dict[str, Any]:
         who = query.get("who", "")
-        found = budgets(self._store, known_terms(self._opened), self._text_of(who))
+        found = budgets(self._store, known_terms(self._opened), self._text_of(who)) if who else []
         return {**self._held(who), "who": who, "budgets": found}
 
     def _text_of(self, who: str) -> str:
-        """Return what stands for the identity with this digest in the store: in memory its text."""
+        """Return what stands for the identity with this digest in the store: in memory its text. Raises IdentityError
+        for what is no digest: a key has its bytes as they are.
+        """
+        if not DIGEST.fullmatch(who):
+            raise IdentityError("identity", who, problem="not a digest", expected="type it in the form for an identity")
         named: Callable[[str], str | None] = getattr(self._store, "named", Digested)
         return named(who) or Digested(who)
 

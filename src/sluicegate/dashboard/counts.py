@@ -14,11 +14,12 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, get_args
 
 from sluicegate.algorithms import KEPT
+from sluicegate.algorithms.checks import MAX
 from sluicegate.clock import MICROSECOND, epoch_seconds
 from sluicegate.errors import StoreError, is_foreign
 from sluicegate.identity import digest
 from sluicegate.observe.events import DecisionEvent, Result
-from sluicegate.plan import Check, Outcome, Plan, Terms
+from sluicegate.plan import BAN, Check, Outcome, Plan, Terms
 from sluicegate.quota import Quota
 from sluicegate.runtime import fork
 from sluicegate.stores import COUNTED, Counted
@@ -89,7 +90,8 @@ class Counts:
         now = int(epoch_seconds()) // BUCKET
         tables = [Counted(f"rules:{now}", _MINUTE, rules), Counted(f"refused:{now}", _MINUTE, top)]
         with suppress(StoreError):
-            self._store.add_counts([*tables, Counted("terms", 86_400, known)])
+            # Yesterday's too, for two days: memory keeps the tables that were added to last.
+            self._store.add_counts([*tables, *map(Counted, _terms_tables(), (172_800, 172_800), (known, {}))])
 
 
 def report(store: Any) -> tuple[list[RuleCounts], list[tuple[list[str], int]]]:
@@ -111,9 +113,15 @@ def report(store: Any) -> tuple[list[RuleCounts], list[tuple[list[str], int]]]:
 
 
 def known_terms(store: Any) -> list[Terms]:
-    """Return the terms of the rules that have decided most. What cannot be read is left out."""
-    read = [_terms_of(text) for text in store.read_counts(["terms"])[0]]
+    """Return the terms of the rules that have decided most today and yesterday. What cannot be read is left out."""
+    most = sum(map(Counter[str], store.read_counts(_terms_tables())), Counter[str]()).most_common(COUNTED)
+    read = [_terms_of(text) for text, _ in most]
     return sorted([each for each in read if each is not None], key=lambda each: (each.name, each.rule_id))
+
+
+def _terms_tables() -> list[str]:
+    """Return the names of the tables of terms, the one of today first. Terms of long ago leave room for new ones."""
+    return [f"terms:{int(epoch_seconds()) // 86_400 - ago}" for ago in (0, 1)]
 
 
 def budgets(store: Any, terms: list[Terms], text: str) -> list[tuple[Terms, Outcome]]:
@@ -140,10 +148,13 @@ def _clean(text: str) -> str:
 
 def _terms_of(text: str) -> Terms | None:
     """Return the terms of a description; None for one of another version, or of another program."""
-    with suppress(ValueError, TypeError), suppress(ArithmeticError, RecursionError):
-        name, rule_id, algorithm, window_us, *params = json.loads(text)
-        if algorithm in KEPT and str.isascii(rule_id) and {*map(type, params)} == {int}:
-            quota = Quota(params[0], window_us / MICROSECOND)
-            KEPT[algorithm].decide(None, 0, 0, tuple(params))  # raises for parameters of another number
-            return Terms(_clean(str(name)), rule_id, algorithm, params=tuple(params), window_us=window_us, quota=quota)
+    with suppress(ValueError, TypeError), suppress(ArithmeticError, LookupError, RecursionError):
+        name, rule_id, algorithm, window_us, *given = json.loads(text)
+        params, kept, quota = tuple(given), KEPT[algorithm], Quota(given[0], window_us / MICROSECOND)
+        kept.decide(None, 0, 0, params)  # raises for parameters of another number
+        # An alias has no script, and a ban no function for its window.
+        is_own = algorithm == kept.NAMES[0] and window_us == (params[1] if algorithm == BAN else kept.window_us(params))
+        is_whole = {*map(type, (window_us, *params))} == {int} and 0 <= min(params) <= max(params) <= MAX
+        if is_own and is_whole and str.isascii(rule_id):
+            return Terms(_clean(str(name)), rule_id, algorithm, params=params, window_us=window_us, quota=quota)
     return None

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 MOST: Final = 65_536  # bytes that are read of a form
+# Headers that say that a proxy has forwarded a request. One on this machine is a peer on loopback for everybody.
+_FORWARDED: Final = [f"X-Forwarded-{each}" for each in ("For", "Host", "Proto")]
+_PROXIES: Final = ("Forwarded", "Via", "X-Real-IP", "CF-Connecting-IP", *_FORWARDED)
+_LIFESPAN: Final = ("lifespan.startup.complete", "lifespan.shutdown.complete")  # of a server that has only this page
 _LOCAL: Final = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]*)?", re.IGNORECASE)
 
 Authorize = Callable[[Any], object] | None
@@ -41,7 +45,9 @@ def asgi_door(respond: Respond, authorize: Authorize) -> ASGIApp:
 
     async def dashboard(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
-            await send({"type": "websocket.close"})
+            for answer in _LIFESPAN if scope["type"] == "lifespan" else ("websocket.close",):
+                await receive()
+                await send({"type": answer})
             return
         caller, body, message = AsgiCaller(scope), b"", dict[str, Any](more_body=True)
         granted = _granted(caller, authorize)
@@ -64,15 +70,18 @@ def wsgi_door(respond: Respond, authorize: Authorize) -> WSGIApplication:
     """Make the page as a WSGI application."""
 
     def dashboard(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        caller, given = WsgiCaller(environ), environ.get("CONTENT_LENGTH") or "0"
-        length = int(given) if re.fullmatch("[0-9]{1,9}", given) else -1  # -1: the form is not whole
+        # Of another length, or of one that nobody knows, a form is not whole.
+        given = environ.get("CONTENT_LENGTH") or ("" if "HTTP_TRANSFER_ENCODING" in environ else "0")
+        caller, length = WsgiCaller(environ), int(given) if re.fullmatch("[0-9]{1,9}", given) else -1
         granted = _granted(caller, authorize)
         if waits(granted):
             close_unawaited(granted)
             raise async_mismatch("authorize", authorize)
         body = environ["wsgi.input"].read(length) if 0 < length <= MOST else b""
         form = _form(caller, body, is_whole=len(body) == length)
-        mount, query = environ.get("SCRIPT_NAME", ""), environ.get("QUERY_STRING", "")
+        # PEP 3333 carries UTF-8 as latin-1.
+        mount = environ.get("SCRIPT_NAME", "").encode("latin-1", "replace").decode("utf-8", "replace")
+        query = environ.get("QUERY_STRING", "")
         code, fields, content = respond(caller, mount, query=query, form=form, granted=granted)
         start_response(f"{code:d} {code.phrase}", fields)
         return [content]
@@ -87,8 +96,7 @@ def _granted(caller: Caller, authorize: Authorize) -> object:
     # A site whose name leads to this machine has its own name in Host (DNS rebinding).
     peer, is_named = parse_address(caller.peer or ""), _LOCAL.fullmatch(_one(caller, "Host"))
     is_here = peer is not None and peer.is_loopback and is_named is not None
-    # A proxy on this machine is a peer on loopback for everybody. These say that there is one.
-    return is_here and not any(caller.header(name) for name in ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via"))
+    return is_here and not any(caller.header(name) for name in _PROXIES)
 
 
 def _form(caller: Caller, body: bytes, *, is_whole: bool) -> str | None:
