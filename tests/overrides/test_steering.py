@@ -696,14 +696,14 @@ def test_an_end_and_a_newer_set_at_one_time() -> None:
     class Slow(Following):
         def __setattr__(self, name: str, value: object) -> None:
             if name == "_next_end" and value is None and not threads and getattr(self, "applied", None):
-                threads.append(Thread(target=self.hold, args=(newer,)))  # the other thread is switched to here
+                threads.append(Thread(target=self.take, args=(newer,)))  # the other thread is switched to here
                 threads[0].start()
                 threads[0].join(0.3)
             super().__setattr__(name, value)
 
-    following = Slow(clock=clock)
+    following = Slow(lambda found: found, clock=clock)
     ends = Override(rule="a", action="off", until=clock.now_us() + 5, id="1")
-    following.hold((ends, Override(rule="c", action="off", id="2")))
+    following.take((ends, Override(rule="c", action="off", id="2")))
     clock.advance(1)
     following.begin()
     threads[0].join()
