@@ -133,6 +133,11 @@ def test_wrong_arguments_are_refused_at_once(arguments: tuple[Any, ...], error: 
         make_mark(quota, **options)
 
 
+def test_a_function_as_scope_is_named_and_is_a_part_of_the_key() -> None:
+    with pytest.raises(RuleError, match=r'@limit scope .*test_marks.*: a function; .*key=\("ip", f\)'):
+        make_mark("5/minute", scope=lambda endpoint: endpoint)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("options", "name", "scope"),
     [

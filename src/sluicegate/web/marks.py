@@ -34,6 +34,7 @@ from sluicegate.rules.rule import (
     check_name,
 )
 from sluicegate.rules.terms import QuotaSpec
+from sluicegate.runtime.awaiting import label_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -292,6 +293,9 @@ def make_mark(
     _check_options(what, options, own)
     if override_defaults is not None:
         check_flag("override_defaults", override_defaults, error=RuleError)
+    if callable(scope):
+        expected = 'give a name, and make the function a part of the key: key=("ip", f)'
+        raise RuleError(f"{what} scope", label_of(scope), problem="a function", expected=expected)
     if scope is not None:  # here: Rule would call it the name
         check_name("scope", scope)
     label = name if name is not None else scope
