@@ -106,8 +106,14 @@ from flask_limiter.util import get_remote_address
 
 limiter = Limiter(get_remote_address)
 """
+SLOWAPI = FLASK.replace("flask_limiter", "slowapi")
+BLUEPRINT = f"{FLASK}limiter.limit('3/day')(shop)\n"
+DEFAULTS = FLASK.replace("(get_remote_address)", "(get_remote_address, default_limits=['9/day'])")
+LONG = FLASK.replace("address)", "address, app=app, default_limits=['200/day', '50/hour'], application_limits=['9/s'])")
 DJANGO = "from django_ratelimit.decorators import ratelimit\n"
 PYRATE = "from fastapi_limiter.depends import RateLimiter\nfrom pyrate_limiter import Duration, Limiter, Rate\n"
+SCOPED = "scope=lambda endpoint: request.host"
+HANDLER = "def slow(breach):\n    return str(breach.limit.limit)"
 
 
 @pytest.mark.parametrize(
@@ -139,12 +145,32 @@ PYRATE = "from fastapi_limiter.depends import RateLimiter\nfrom pyrate_limiter i
         # The letter is what django-ratelimit reads.
         (f"{DJANGO}@ratelimit(key='ip', rate='10/month')\ndef view(request): ...", '@limit("10/m", key="ip")'),
         (f"{DJANGO}@ratelimit(key='ip', rate='10/5m')\ndef view(request): ...", "@limit('10/5m', key=\"ip\")"),
+        (f"{DJANGO}ratelimit(key='ip', rate='1/m', method='GET')(Page.as_view())", "methods=['GET'])(Page.as_view())"),
         (f"{PYRATE}slow = RateLimiter(Limiter(Rate(2, Duration.DAY * 7)))", '"2 per 7 days", key="ip", scope="slow")'),
         (
             "import django_ratelimit as d\nd.UNSAFE\nSLUICEGATE = {}\nRATELIMIT_ENABLE = False",
             'SLUICEGATE["ENABLED"] = False',
         ),
         (f"{FLASK}app.config.from_mapping({{'RATELIMIT_ENABLED': False}})", '{"SLUICEGATE_ENABLED": False}'),
+        # `exempt` frees what is below it, and a limit of the blueprint stays.
+        (f"{FLASK}@limiter.exempt\n@app.get('/')\n@login\ndef view(): ...", "@app.get('/')\n@exempt\n@login"),
+        (f"{FLASK}@app.get('/')\n@login\n@limiter.exempt\ndef view(): ...", "@login\n@exempt\ndef"),
+        (f"{BLUEPRINT}@shop.get('/')\n@limiter.exempt\ndef view(): ...", "@exempt(defaults_only=True)"),
+        (f"{BLUEPRINT}@app.get('/')\n@limiter.exempt\ndef view(): ...", "@exempt\n"),
+        (
+            f"{BLUEPRINT}@shop.get('/')\n@limiter.limit('5/day', override_defaults=False)\ndef view(): ...",
+            "@limit('5/day', override_defaults=False)",
+        ),
+        # The default here, and the key in front as in the older forms.
+        (FLASK.replace("address)", "address, in_memory_fallback_enabled=ON)"), 'RateLimiter(key="ip")'),
+        (f"{FLASK}limiter.limit('5/day', user)(view)", "limit('5/day', key=lambda request: user())(view)"),
+        # What nothing uses, also where it is alone in a block.
+        (f"{FLASK}from flask_limiter import HEADERS, RequestLimit", 'RateLimiter(key="ip")'),
+        (f"if TYPING:\n    from flask_limiter import RequestLimit\n{FLASK}", "if TYPING:\n    pass"),
+        # A long call.
+        (LONG, "(\n    app,\n    key=(\"ip\", lambda request: request.endpoint),\n    default_limits=['200/day'"),
+        (f"{SLOWAPI}@limiter.limit(rate)\ndef view(): ...\ndef rate(): ...", "@limit(lambda request: rate())"),
+        (SLOWAPI.replace(")", ", key_style='endpoint')\napp.get('/{id}')"), 'Settings(key="ip")'),
     ],
 )
 def test_what_is_rewritten(before: str, expected: str, tmp_path: Path) -> None:
@@ -170,6 +196,39 @@ def test_what_is_rewritten(before: str, expected: str, tmp_path: Path) -> None:
         (f"{DJANGO}@ratelimit(key='ip', rate='5/m', block=B)\ndef view(r): ...", "block=B", "no literal"),
         (f"{DJANGO}@ratelimit(key=lambda g, r: g, rate='5/m')\ndef view(r): ...", "lambda g, r: g", "the group"),
         (f"{PYRATE}slow = RateLimiter(Limiter(RATE))", "Limiter(RATE)", "rates as a quota"),
+        # A function that gets something else here.
+        (f"{SLOWAPI}def dyn(key='x'): ...\nlimiter.limit(dyn)(view)", "limiter.limit(dyn)", "the key of the client"),
+        (f"{SLOWAPI}limiter.limit(lambda key: '5/day')(view)", "limiter.limit(lambda key", "the key of the client"),
+        (f"{FLASK}limiter.shared_limit('5/day', {SCOPED})(view)", "limiter.shared_limit(", 'key=("ip", f)'),
+        (f"{FLASK}limiter.limit('5/day', {SCOPED})(view)", "limiter.limit(", 'key=("ip", f)'),
+        (
+            f"{FLASK}limiter.limit('5/day', error_message=lambda: 'x')(view)",
+            "limiter.limit(",
+            "on_denied is a function",
+        ),
+        (
+            FLASK.replace("(get_remote_address", "(user, default_limits=[rate]") + "def rate(): ...",
+            "Limiter(user",
+            "quota of a Rule",
+        ),
+        # What an error, a request and a limiter have.
+        (f"{FLASK}@app.errorhandler(429)\n{HANDLER}", "breach.limit", "error.decision"),
+        (f"{SLOWAPI}async def slow(request, exc):\n    return exc.limit", "exc.limit", "error.decision"),
+        (f"{SLOWAPI}def view(request):\n    x = request.state.view_rate_limit", "view_rate_limit", "decision()"),
+        (f"{FLASK}def view():\n    return get_remote_address()", "get_remote_address()", "request.remote_addr"),
+        (f"{FLASK}limiter.enabled = False", "limiter.enabled", "limits_off"),
+        (f"{FLASK}limiter.current_limit", "limiter.current_limit", "decision()"),
+        (f"{FLASK}limiter.identify_request", "limiter.identify_request", 'see identify_request under "From another'),
+        # What is written in another way, and limits something else.
+        (SLOWAPI.replace("get_remote_address", "get_ipaddr"), 'Settings(key="ip")', "set trusted_proxies"),
+        (f"{SLOWAPI}app.get('/{{id}}')", "", "value of a path parameter"),
+        (f"{DEFAULTS}limiter.limit('5/day', methods=['POST'])(view)", "methods=['POST']", "the other methods"),
+        (f"{BLUEPRINT}@shop.get('/')\n@limiter.limit('5/day')\ndef view(): ...", "@shop.get", "that of the blueprint"),
+        (
+            FLASK.replace("address)", "address, on_breach=lambda breach:\n  None)"),
+            'RateLimiter(key="ip")',
+            "on_breach=lambda breach: None is left out: here it is on_denied",
+        ),
         ("from slowapi import _rate_limit_exceeded_handler as h\nh(request, error)", "h(request, error)", "answers"),
         (f"{DJANGO}from django_ratelimit.core import get_usage\nget_usage(r)", "get_usage(r)", "write charge("),
     ],
@@ -182,6 +241,30 @@ def test_what_is_left_has_a_comment(before: str, kept: str, note: str, tmp_path:
     assert kept in lines[line]  # the line below the comment; lines are counted from 1
     assert note in text
     assert [each.diff for each in migrate([folder])] == [""]
+
+
+def test_each_option_that_is_left_out_has_a_comment_with_its_value(tmp_path: Path) -> None:
+    before = FLASK.replace("address)", "address, storage_options={'a': 1}, default_limits_exempt_when=is_free)")
+    [found] = migrated(written(tmp_path / "one", {"app.py": before}))
+    names = [text.partition(" is left out")[0] for _, text in found.left]
+    assert names == ["storage_options={'a': 1}", "default_limits_exempt_when=is_free"]
+
+
+def test_without_writing_the_lines_are_those_of_the_file(tmp_path: Path) -> None:
+    """Also beside the comments of a run before."""
+    last = "limiter.reset()\n\n\n@limiter.request_filter\ndef free():\n    limiter.enabled = 1\n"
+    old = f"# sluicegate: old\n{FLASK}{last}"
+    [found] = migrate([written(tmp_path / "one", {"app.py": old})])
+    assert [(line, text[:9]) for line, text in found.left_before] == [
+        (1, "old"), (6, "in tests "), (9, "here it i"), (11, "the setti"),
+    ]  # fmt: skip
+    assert [text for _, text in found.left] == [text for _, text in found.left_before]
+
+
+def test_a_handler_in_a_file_of_its_own(tmp_path: Path) -> None:
+    files = {"app.py": FLASK, "errors.py": f"@app.errorhandler(429)\n{HANDLER}"}
+    found = migrated(written(tmp_path / "one", files))
+    assert [each.path.name for each in found if each.left] == ["errors.py"]
 
 
 def test_a_shared_limit_needs_the_key_of_its_limiter(tmp_path: Path) -> None:
@@ -227,10 +310,11 @@ def test_the_command(write: bool, tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert ("+limiter = RateLimiter(" in result.stdout) is not write
     assert ("RateLimiter(" in file.read_text()) is write
-    assert f"{file}:4: in tests use the fixture" in result.stderr
+    line = 4 if write else 5  # of the file as it is now
+    assert f"{file}:{line}: in tests use the fixture" in result.stderr
     assert "1 place left for you" in result.stderr
     found = json.loads(CliRunner().invoke(sluicegate, [*arguments, "--json"]).stdout)
-    assert [each["line"] for each in found["left"]] == [4]
+    assert [each["line"] for each in found["left"]] == [line]
     assert len(found["changed"]) == (0 if write else 1)
 
 

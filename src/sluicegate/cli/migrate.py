@@ -22,7 +22,7 @@ def migrate(paths: tuple[Path, ...], *, write: bool, as_json: bool) -> None:
 
     files = migrated(paths)
     changed = [each for each in files if each.after != each.before]
-    left = [(str(each.path), line, text) for each in files for line, text in each.left]
+    left = [(str(each.path), line, text) for each in files for line, text in (each.left if write else each.left_before)]
     for each in changed if write else ():
         try:
             each.path.write_bytes(each.after)

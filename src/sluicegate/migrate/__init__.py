@@ -24,24 +24,31 @@ with needs("migrate"):
 
     from sluicegate.migrate.transform import MARK, rewrite
 
+_OTHERS: Final = ("RATELIMIT_", "MIDDLEWARE", "FastAPI", ".limit", "view_rate_limit")  # words of a file that may change
 _NOT_OURS: Final = ("node_modules", "site-packages", "__pycache__")
 
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """A file before and after. `problem` says why it stays as it is."""
+    """A file before and after. `problem` says why it stays as it is. `new` has the comments that are new, each with the
+    line of the file before that it is about.
+    """
 
     path: Path
     before: bytes
     after: bytes
     problem: str = ""
+    new: tuple[tuple[int, str], ...] = ()
 
     @property
     def left(self) -> list[tuple[int, str]]:
         """The lines of the file after, and what a person has to do there."""
-        lines = [line.strip() for line in _text(self.after).splitlines()]
-        found = [(number, line.removeprefix(MARK)) for number, line in enumerate(lines, 1) if line.startswith(MARK)]
-        return [(1, self.problem), *found] if self.problem else found
+        return [(1, self.problem), *_marked(self.after)] if self.problem else _marked(self.after)
+
+    @property
+    def left_before(self) -> list[tuple[int, str]]:
+        """The same with the lines of the file before."""
+        return self.left if self.problem else sorted([*_marked(self.before), *self.new])
 
     @property
     def diff(self) -> str:
@@ -62,17 +69,22 @@ def migrate(paths: Iterable[Path]) -> list[Migrated]:
     for text in texts.values():
         with suppress(SyntaxError, ValueError):  # the report has it
             project.read(ast.parse(text))
-    words = [word.encode() for word in (*ROOTS, *project.limiters, MARK, "RATELIMIT_", "MIDDLEWARE", "FastAPI")]
+    words = [word.encode() for word in (*ROOTS, *project.limiters, MARK, *_OTHERS)]
     return [_migrated(path, text, project) for path, text in texts.items() if any(word in text for word in words)]
 
 
 def _migrated(path: Path, before: bytes, project: Project) -> Migrated:
     try:
-        after = rewrite(before, project)
+        after, new = rewrite(before, project)
         compile(after, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError, cst.ParserSyntaxError) as error:
         return Migrated(path, before, before, problem=f"it cannot be rewritten: {str(error).splitlines()[0]}")
-    return Migrated(path, before, after)
+    return Migrated(path, before, after, new=tuple(new))
+
+
+def _marked(source: bytes) -> list[tuple[int, str]]:
+    lines = [line.strip() for line in _text(source).splitlines()]
+    return [(number, line.removeprefix(MARK)) for number, line in enumerate(lines, 1) if line.startswith(MARK)]
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:

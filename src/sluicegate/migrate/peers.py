@@ -27,13 +27,16 @@ from sluicegate.migrate.rewrite import (
     constant,
     function,
     is_function,
-    same_names,
+    no_function,
     source,
 )
 from sluicegate.quota import Quota
 
 _ALLOWING: Final = chosen({True: "allow", False: None, None: None})
 _OLDER_FIELDS: Final = chosen({True: "x-ratelimit", False: None, None: None})
+_SCOPE: Final = no_function('a scope is a name here: make the function a part of the key, key=("ip", f)')
+_BY_PATH: Final = 'there each value of a path parameter has a budget; for that write key=("ip", "path:name")'
+_BY_VIEW: Final = "there all values of a path parameter share a budget; with this key each has its own"
 _KINDS: Final = chosen(
     {"fixed-window": "fixed-window", "moving-window": "sliding-log", "sliding-window-counter": "sliding-counter"}
 )
@@ -45,7 +48,9 @@ def _limiter(needs: int) -> dict[str, Option]:
     """Return the options of a limiter that both have. `needs` says how many arguments a function takes there."""
     return {
         "key_func": Option("key", function(needs, is_key=True)),
-        **same_names("default_limits enabled"),
+        "default_limits": Option("default_limits", no_function("a function can be the quota of a Rule, in rules=[…]")),
+        "enabled": Option("enabled"),
+        "in_memory_fallback_enabled": Option(""),  # the default here
         "application_limits": Option("application"),
         "headers_enabled": Option("headers", _OLDER_FIELDS),
         "strategy": Option("algorithm", _KINDS),
@@ -59,7 +64,9 @@ def _limiter(needs: int) -> dict[str, Option]:
 def _limit(needs: int, first: str) -> dict[str, Option]:
     """Return the options of a limit that both have, with those in front that may be given without a name."""
     options = {
-        **same_names("scope per_method methods error_message override_defaults"),
+        **{name: Option(name) for name in ("per_method", "methods", "override_defaults")},
+        "scope": Option("scope", _SCOPE),
+        "error_message": Option("error_message", no_function("error_message is a text; on_denied is a function")),
         "limit_value": Option(FIRST, called(needs)),
         "key_func": Option("key", function(needs, is_key=True)),
         "exempt_when": Option("when", function(needs, negated=True)),
@@ -74,6 +81,9 @@ def _defaults(place: str, *, beside: bool) -> Callable[[Arguments, Site], None]:
     """
 
     def finish(arguments: Arguments, site: Site) -> None:
+        by_view = constant(arguments.pop("key_style", code('"url"'))) == "endpoint"
+        if not beside and site.project.has_paths and by_view is site.project.has_defaults:
+            site.notes.append(_BY_VIEW if by_view else _BY_PATH)
         application = arguments.pop("application", None)
         if site.project.has_defaults:
             key = arguments.get("key", code('"user"'))
@@ -95,8 +105,16 @@ def _quotas(given: Expression) -> Expression:
     return code('"' + "; ".join(map(str, texts)) + '"') if texts and ... not in texts else given
 
 
+def _for_methods(arguments: Arguments, site: Site) -> None:
+    """Say that a limit for some methods takes the defaults from the others."""
+    replaces = source(arguments.get("override_defaults", code("True"))) != "False"
+    if site.project.has_defaults and "methods" in arguments and replaces:
+        site.notes.append("there the other methods keep the default limits: give them one more @limit")
+
+
 def _shared(arguments: Arguments, site: Site) -> None:
     """Give a shared limit a key without the view, where the key of the settings has it."""
+    _for_methods(arguments, site)
     if site.project.has_defaults and "key" not in arguments:
         if site.project.key is None:
             raise Left("give it the key of the limiter, without the view: views of one scope share a budget")
@@ -104,21 +122,23 @@ def _shared(arguments: Arguments, site: Site) -> None:
 
 
 _NO_FLAGS: Final = chosen({}, "exempt(…, defaults_only=True) frees from the default limits alone")
-_FLASK_LIMIT: Final = {**_limit(0, "limit_value scope"), "deduct_when": Option("charge_when")}
+_FLASK_LIMIT: Final = {**_limit(0, "limit_value key_func"), "deduct_when": Option("charge_when")}
+_FLASK_SHARED: Final = {**_limit(0, "limit_value scope"), "deduct_when": Option("charge_when")}
 _FLASK: Final = {
     "Limiter": Construct("flask.RateLimiter", _limiter(0), _defaults("request.endpoint", beside=True)),
-    "Limiter.limit": Construct("flask.limit", {**_FLASK_LIMIT, "scope": Option("name")}),  # a scope in a view's own
-    "Limiter.shared_limit": Construct("flask.limit", _FLASK_LIMIT, _shared),
+    "Limiter.limit": Construct("flask.limit", {**_FLASK_LIMIT, "scope": Option("name", _SCOPE)}, _for_methods),
+    "Limiter.shared_limit": Construct("flask.limit", _FLASK_SHARED, _shared),
     "Limiter.exempt": Construct("flask.exempt", {"obj": Option(FIRST), "flags": Option("", _NO_FLAGS)}),
     "Limiter.init_app": Construct(),
     "RateLimitExceeded": Construct("flask.RateLimited"),
 }
 
+_SLOWAPI_LIMITER: Final = {**_limiter(1), "key_style": Option("key_style")}  # which _defaults takes out
 _SLOWAPI_LIMIT: Final = _limit(1, "limit_value key_func per_method methods error_message exempt_when cost")
 _SLOWAPI_SHARED: Final = _limit(1, "limit_value scope key_func error_message exempt_when cost")
 _REMOVED: Final = ("SlowAPIMiddleware", "SlowAPIASGIMiddleware", "_rate_limit_exceeded_handler")
 _SLOWAPI: Final = {
-    "Limiter": Construct("Settings", _limiter(1), _defaults("request.url.path", beside=False)),
+    "Limiter": Construct("Settings", _SLOWAPI_LIMITER, _defaults("request.url.path", beside=False)),
     "Limiter.limit": Construct("{web}.limit", _SLOWAPI_LIMIT),
     "Limiter.shared_limit": Construct("{web}.limit", _SLOWAPI_SHARED, _shared),
     "Limiter.exempt": Construct("{web}.exempt", {"obj": Option(FIRST)}),
@@ -261,6 +281,7 @@ CONFIG: Final[Mapping[str, Option]] = {
     **{
         f"RATELIMIT_{name.upper()}": replace(option, to=f"SLUICEGATE_{option.to.upper()}")
         for name, option in _limiter(0).items()
+        if option.to
     },
     "RATELIMIT_DEFAULT": Option("SLUICEGATE_DEFAULT_LIMITS"),
 }
@@ -268,16 +289,22 @@ CONFIG: Final[Mapping[str, Option]] = {
 
 
 INSIDE: Final = "write charge(request, …) for a limit inside a view"
+DECISION: Final = "decision() and error.decision have rule, limit, remaining and retry_after"
 _NOTES: Final = {  # other names → what to do
     "Ratelimited": "a refusal is answered with 429, and no exception comes here; on_denied makes another answer",
     "reset": "in tests use the fixture fresh_limits; for one client reset_all",
+    "enabled": "the setting enabled; in tests use the fixture limits_off",
     "_rate_limit_exceeded_handler": "the middleware answers a refusal by itself",
+    "_inject_headers": "leave it out: the middleware adds the header fields",
     "WebSocketRateLimiter": 'for each message write await charge(websocket, "10/second")',
+    "get_remote_address": "request.remote_addr in Flask, request.client.host in Starlette and FastAPI",
+    **dict.fromkeys(("RequestLimit", "current_limit", "current_limits", "view_rate_limit"), DECISION),
     **dict.fromkeys(("check", "is_ratelimited", "get_usage"), INSIDE),
 }
 
 
 def note_of(name: str) -> str:
     """Return what to do with a name that is not rewritten."""
-    here, how = name_here(name) or ("", _NOTES.get(name, "see the documentation for what there is here"))
+    other = name_here(name) or ("", f'see {name} under "From another library" in the documentation')
+    here, how = ("", _NOTES[name]) if name in _NOTES else other
     return f"here it is {here}: {how}" if here else how

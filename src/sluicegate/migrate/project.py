@@ -24,6 +24,9 @@ class Project:
     roots: set[str] = field(default_factory=set)
     limiters: dict[str, str] = field(default_factory=dict)  # the name of a limiter → what made it
     functions: dict[str, int] = field(default_factory=dict)  # the name of a function → how many arguments it needs
+    keyed: set[str] = field(default_factory=set)  # the functions that slowapi gives the key of a client
+    limited: set[str] = field(default_factory=set)  # what a limit is given to by a call, such as a blueprint
+    has_paths: bool = False  # whether a path has parameters, as Starlette writes them
     has_defaults: bool = False  # whether a limiter has limits that each view has for itself
     key: str | None = None  # the key of these limits, where it can be written in any file
     web: str = "starlette"
@@ -33,7 +36,8 @@ class Project:
         names = imports(tree)
         texts = [str(each.value) for each in ast.walk(tree) if isinstance(each, ast.Constant)]
         for name in (*names.values(), *texts):
-            self.roots |= {root for root in ROOTS if f"{name}.".startswith(f"{_ONLY.get(root, root)}.")}
+            self.roots |= roots_of(name)
+        self.has_paths |= any(text.startswith("/") and "{" in text for text in texts)
         if any(name.partition(".")[0] == "fastapi" for name in names.values()):
             self.web = "fastapi"
         for node in ast.walk(tree):
@@ -42,6 +46,10 @@ class Project:
                     self._read_limiter(node.targets[0] if isinstance(node, ast.Assign) else node.target, call, names)
                 case ast.FunctionDef(name=name, args=given) | ast.AsyncFunctionDef(name=name, args=given):
                     self.functions[name] = len(given.posonlyargs + given.args) - len(given.defaults)
+                    if "key" in [each.arg for each in given.posonlyargs + given.args + given.kwonlyargs]:
+                        self.keyed.add(name)
+                case ast.Call(func=ast.Call(func=ast.Attribute(attr="limit" | "shared_limit")), args=[target]):
+                    self.limited.add(_last(target))
                 case ast.Name(id=name) | ast.Constant(value=str(name)) | ast.keyword(arg=str(name)):
                     self.has_defaults |= name in _DEFAULTS
 
@@ -51,6 +59,11 @@ class Project:
             self.limiters[_last(target)] = made
             given = [each.value for each in call.keywords if each.arg == "key_func"] or call.args
             self.key = '"ip"' if given and _last(given[0]) in _ADDRESS else None
+
+
+def roots_of(name: str) -> set[str]:
+    """Return the package of the tables that a dotted name is in."""
+    return {root for root in ROOTS if f"{name}.".startswith(f"{_ONLY.get(root, root)}.")}
 
 
 def imports(tree: ast.Module) -> dict[str, str]:

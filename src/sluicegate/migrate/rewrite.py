@@ -27,6 +27,7 @@ class Site:
     taken: Collection[str]  # the names that a new import must not take
     names: dict[cst.CSTNode, str] = field(default_factory=dict)  # a node → what the tables call it
     wanted: dict[str, tuple[str, str]] = field(default_factory=dict)  # a name in this file → its module, its name there
+    notes: list[str] = field(default_factory=list)  # what is said about the call that is converted now
 
     def use(self, dotted: str) -> str:
         """Return the name that this file has for something of sluicegate. It is imported if it is used at the end."""
@@ -51,7 +52,7 @@ def same(given: Expression, site: Site) -> Expression | None:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An argument: its name here, and how its value is written here."""
+    """An argument: its name here, empty if it is not needed, and how its value is written here."""
 
     to: str
     convert: Convert = same
@@ -71,11 +72,6 @@ class Construct:
     finish: Callable[[Arguments, Site], None] | None = None
     quoted: Callable[[cst.Call, Site], Expression] | None = None
     removed: bool = False
-
-
-def same_names(names: str) -> dict[str, Option]:
-    """Return the options that have these names there and here."""
-    return {name: Option(name) for name in names.split()}
 
 
 def code(text: str, **parts: Expression) -> Expression:
@@ -118,6 +114,8 @@ def function(needs: int, *, negated: bool = False, is_key: bool = False, extra: 
         if constant(given) is None:
             return None
         if is_key and site.names.get(given, "").endswith((".get_remote_address", ".get_ipaddr", ".default_identifier")):
+            if site.names[given].endswith(".get_ipaddr"):
+                site.notes.append("set trusted_proxies: get_ipaddr reads X-Forwarded-For, which any client can write")
             return code('"ip"')
         if isinstance(given, cst.Lambda):
             return _of_request(given, extra=extra, negated=negated)
@@ -143,8 +141,25 @@ def _of_request(given: cst.Lambda, *, extra: int, negated: bool) -> Expression:
 
 def called(needs: int) -> Convert:
     """Return a conversion of a value that may be a function, as a quota or a cost: a value stays as it is."""
-    convert = function(needs)
-    return lambda given, site: convert(given, site) if is_function(given, site) else given
+    of_request = function(needs)
+
+    def convert(given: Expression, site: Site) -> Expression | None:
+        if source(given).startswith("lambda key") or source(given).rpartition(".")[2] in site.project.keyed:
+            raise Left("there the function gets the key of the client; write a function of the request")
+        return of_request(given, site) if is_function(given, site) else given
+
+    return convert
+
+
+def no_function(reason: str) -> Convert:
+    """Return a conversion of a value or a list that stays as it is. It refuses a function."""
+
+    def convert(given: Expression, site: Site) -> Expression | None:
+        if any(is_function(each, site) for each in [given, *[item.value for item in getattr(given, "elements", ())]]):
+            raise Left(reason)
+        return given
+
+    return convert
 
 
 def is_function(given: Expression, site: Site) -> bool:

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import libcst as cst
 from libcst import matchers as m
-from libcst.metadata import MetadataWrapper, QualifiedNameProvider
+from libcst.metadata import MetadataWrapper, PositionProvider, QualifiedNameProvider
 
-from sluicegate.migrate.peers import CONFIG, CONSTRUCTS, INSIDE, MIDDLEWARES, SETTINGS, SHARED, TEXTS, note_of
-from sluicegate.migrate.project import ROOTS, Project, bound, canonical, imports, words
+from sluicegate.migrate.peers import CONFIG, CONSTRUCTS, DECISION, INSIDE, MIDDLEWARES, SETTINGS, SHARED, TEXTS, note_of
+from sluicegate.migrate.project import Project, bound, canonical, imports, roots_of, words
 from sluicegate.migrate.rewrite import (
     FIRST,
     Arguments,
@@ -35,20 +35,22 @@ _Table = Mapping[str, Option]
 _DJANGO: Final = ("django_ratelimit", "rest_framework")
 
 
-def rewrite(text: bytes, project: Project) -> bytes:
-    """Return the text of a file as it is with sluicegate. Raises SyntaxError or cst.ParserSyntaxError."""
+def rewrite(text: bytes, project: Project) -> tuple[bytes, list[tuple[int, str]]]:
+    """Return the text of a file as it is with sluicegate, and the new comments with the lines of the old text that they
+    are about. Raises SyntaxError or cst.ParserSyntaxError.
+    """
     module = cst.parse_module(text)
     names, before = imports(ast.parse(text)), words(module.code)
-    theirs = {name for name, dotted in names.items() if dotted.partition(".")[0] in ROOTS}
+    theirs = {name for name, dotted in names.items() if roots_of(dotted)}
     taken = bound(symtable(module.code, "", "exec"), {*project.limiters, *theirs}) - theirs
     rewriter = _Rewriter(project, names, taken=taken, words=before)
     made = MetadataWrapper(module, unsafe_skip_copy=True).visit(rewriter)
     after = words(made.code)
     new = {name: at for name, at in rewriter.site.wanted.items() if name in after and names.get(name) != ".".join(at)}
-    gone = (before & names.keys()) - after | new.keys()  # what is not used now, and what a new import has the name of
+    gone = ((before & names.keys()) | theirs) - after | new.keys()  # what nothing uses, and what a new import is named
     text = made.visit(_Tidier(gone, new)).bytes
     text = _LINE.sub(lambda line: b"".join(line.group(1, 2, 3)) if line[2] else b"", text)
-    return text.replace(_GONE.encode(), b"pass")
+    return text.replace(_GONE.encode(), b"pass"), rewriter.places
 
 
 _GONE: Final = "__gone__"
@@ -61,12 +63,14 @@ class _Rewriter(cst.CSTTransformer):
     take the node out again, as that of a key takes `get_remote_address` out.
     """
 
-    METADATA_DEPENDENCIES = (QualifiedNameProvider,)
+    METADATA_DEPENDENCIES = (PositionProvider, QualifiedNameProvider)
 
     def __init__(self, project: Project, names: Mapping[str, str], *, taken: set[str], words: set[str]) -> None:
         super().__init__()
         self.site = Site(project, {dotted: name for name, dotted in names.items()}, taken)
+        self.places: list[tuple[int, str]] = []
         self._words = words
+        self._errors = {"e", "err", "error", "ex", "exc", "exception"}
         self._names = self.site.names
         self._notes: list[dict[cst.CSTNode, str]] = [{}]  # of the module and of each statement: a node → its comment
         self._blocks: set[cst.CSTNode] = set()  # what a `with` enters
@@ -75,12 +79,6 @@ class _Rewriter(cst.CSTTransformer):
         self._has_dictionary = "SLUICEGATE" in taken
         self._has_star = "*" in names
         self._apps = ("fastapi.FastAPI", self.site.imports.get("fastapi.FastAPI"))
-
-    def leave_IndentedBlock(self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock) -> Any:
-        """Keep a block that is empty now."""
-        if all(m.matches(each, _GONE_LINE) for each in updated_node.body):
-            return updated_node.with_changes(body=[*updated_node.body, cst.parse_statement("pass")])
-        return updated_node
 
     # Names
 
@@ -106,6 +104,10 @@ class _Rewriter(cst.CSTTransformer):
         self._notes[-1].pop(updated_node.value, None)  # the longer name says more
         if "django_ratelimit" in self.site.project.roots and m.matches(original_node, _LIMITED):
             return self._would_refuse(updated_node.value)
+        value, name = original_node.value, original_node.attr.value
+        of_error = name == "limit" and isinstance(value, cst.Name) and value.value in self._errors
+        if (of_error or name == "view_rate_limit") and self._has("flask_limiter", "slowapi"):
+            self._notes[-1][updated_node.value] = DECISION
         return self._named(original_node, updated_node)
 
     def _would_refuse(self, request: Expression) -> Expression:
@@ -131,7 +133,8 @@ class _Rewriter(cst.CSTTransformer):
         """Rewrite a call. If it cannot be, it stays."""
         if "django_ratelimit" in self.site.project.roots and m.matches(original_node, _GETS_LIMITED):
             return self._would_refuse(updated_node.args[0].value)
-        name = self._names.get(updated_node.func, "")
+        func = updated_node.func
+        name = "" if isinstance(func, cst.Call) else self._names.get(func, "")  # not of a call: that is a decorator
         construct = CONSTRUCTS.get(name, _NOTHING)
         made: Expression = updated_node
         try:
@@ -153,7 +156,8 @@ class _Rewriter(cst.CSTTransformer):
         positional = ("app", *names[1:]) if names[0] == "key_func" in _given(call) else names
         values: Arguments = {}
         origins: dict[str, cst.Arg] = {}
-        notes = []
+        notes = self.site.notes
+        notes.clear()
         for number, each in enumerate(call.args):
             if each.star or (each.keyword is None and number >= len(positional)):
                 raise Left("these arguments cannot be read here; write them by hand")
@@ -161,14 +165,16 @@ class _Rewriter(cst.CSTTransformer):
             option = construct.options.get(name)
             value = None if option is None else option.convert(each.value, self.site)
             if option is None:
-                notes.append(f"{name} is left out: {note_of(name)}")
-            elif value is not None:
+                notes.append(f"{name}={' '.join(source(each.value).split())} is left out: {note_of(name)}")
+            elif value is not None and option.to:
                 values[option.to], origins[option.to] = value, each
         if construct.finish is not None:
             construct.finish(values, self.site)
         made = call.with_changes(args=_arguments(call, values, origins))
+        if max(map(len, source(made).split("\n"))) > 100:
+            made = _on_lines(made)
         if notes:
-            self._notes[-1][made] = "; ".join(notes)
+            self._notes[-1][made] = "\n".join(notes)
         return made
 
     # Settings
@@ -244,6 +250,27 @@ class _Rewriter(cst.CSTTransformer):
 
     # Statements
 
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
+        """Note what a handler of errors calls its error."""
+        if any(_HANDLES.search(source(each)) for each in (*node.decorators, node.params)):
+            self._errors |= {each.name.value for each in node.params.params[-1:]}
+
+    def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
+        """Put `exempt` below the route: here it frees only what is below it. Keep what a blueprint limits."""
+        made = {each: self._names.get(each.decorator, "") for each in updated_node.decorators}
+        routes = {at: source(each.decorator).partition("(")[0].rpartition(".")[0].rpartition(".")[2]
+                  for at, each in enumerate(made) if m.matches(each.decorator, _ROUTE)}  # fmt: skip
+        last = max(routes, default=-1) + 0.5
+        at = {each: max(at, last * made[each].endswith("Limiter.exempt")) for at, each in enumerate(made)}
+        every = sorted(made, key=at.__getitem__)
+        if not self.site.project.limited.isdisjoint(routes.values()):
+            for number, each in enumerate(every):
+                if made[each].endswith("limit") and "override_defaults=False" not in source(each):
+                    self._notes[-1][each.decorator] = "there this limit replaces that of the blueprint; here both hold"
+                elif made[each].endswith("exempt") and isinstance(each.decorator, cst.Name):
+                    every[number] = each.with_changes(decorator=code(f"{source(each.decorator)}(defaults_only=True)"))
+        return updated_node.with_changes(decorators=every)
+
     def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> Any:
         """Remove a call that only gives an application what there is not here."""
         return cst.Expr(cst.Name(_GONE)) if self._is_removed(updated_node.value) else updated_node
@@ -271,12 +298,15 @@ class _Rewriter(cst.CSTTransformer):
             return made
         notes = self._notes.pop()
         there = {*_walk(made)} if notes else ()
-        lines = [f"{MARK}{text}" for text in dict.fromkeys([text for node, text in notes.items() if node in there])]
+        texts = [line for node, text in notes.items() if node in there for line in text.split("\n")]
+        lines = [f"{MARK}{text}" for text in dict.fromkeys(texts)]
         if isinstance(original_node, (cst.SimpleStatementLine, cst.Decorator)):
             lines += (Counter(_comments(original_node)) - Counter(_comments(made))).elements()
         above = [*self._leading.get(original_node, ()), *made.leading_lines]
         known = [line.comment.value for line in above if line.comment is not None]
         new = [cst.EmptyLine(comment=cst.Comment(text)) for text in lines if text not in known]
+        place: Any = self.get_metadata(PositionProvider, original_node)
+        self.places += [(place.start.line, text) for text in dict.fromkeys(texts) if f"{MARK}{text}" not in known]
         made = made.with_changes(leading_lines=[*made.leading_lines, *new])
         body = made.body if isinstance(made, cst.SimpleStatementLine) else ()
         below = [self._below[each] for each in body if each in self._below]
@@ -298,6 +328,12 @@ class _Tidier(cst.CSTTransformer):
     def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> Any:
         """Remove the names that are gone."""
         return self._without(updated_node, updated_node.names)
+
+    def leave_IndentedBlock(self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock) -> Any:
+        """Keep a block that is empty now."""
+        if all(m.matches(each, _GONE_LINE) for each in updated_node.body):
+            return updated_node.with_changes(body=[*updated_node.body, cst.parse_statement("pass")])
+        return updated_node
 
     def _without(self, updated: cst.CSTNode, names: Sequence[cst.ImportAlias] | cst.ImportStar) -> Any:
         aliases = [] if isinstance(names, cst.ImportStar) else [*names]
@@ -341,6 +377,15 @@ def _arguments(call: cst.Call, values: Arguments, origins: Mapping[str, cst.Arg]
     return [part.with_changes(comma=end) for part, end in zip(parts, ends, strict=False)]
 
 
+def _on_lines(call: cst.Call) -> cst.Call:
+    """Give each argument its own line."""
+    end = cst.ParenthesizedWhitespace(indent=True)
+    start = end.with_changes(last_line=cst.SimpleWhitespace("    "))
+    args = [each.with_changes(comma=cst.Comma(whitespace_after=start)) for each in call.args]
+    args[-1] = args[-1].with_changes(comma=cst.Comma(whitespace_after=end))
+    return call.with_changes(args=args, whitespace_before_args=start)
+
+
 def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     yield node
     for each in node.children:
@@ -365,6 +410,9 @@ def _local(alias: cst.ImportAlias) -> str:
 
 
 _NOTHING: Final = Construct()
+_HANDLES: Final = re.compile("error_?handler|exception_handler|RateLimitExceeded")
+_VERB: Final = m.MatchRegex("route|get|post|put|patch|delete|head|options|api_route")
+_ROUTE: Final = m.Call(func=m.Attribute(attr=m.Name(_VERB)))
 _EQUAL: Final = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 _OF_REQUEST: Final = m.Name("request") | m.Attribute(attr=m.Name("request"))
 _LIMITED: Final = m.Attribute(value=_OF_REQUEST, attr=m.Name("limited"))
