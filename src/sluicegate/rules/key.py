@@ -193,11 +193,13 @@ def can_be(spec: object, identity: object, *, prefix: int, ipv4_prefix: int) -> 
 
 
 def as_keys_give(identity: object, *, prefix: int, ipv4_prefix: int) -> object:
-    """Return an identity that a person wrote, as the keys give it. An address becomes the network that it counts for,
-    and another text the peer of that name, such as that of a TestClient.
+    """Return an identity that a person wrote, as the keys give it. The name of a header has small letters. An address
+    becomes the network that it counts for, and another text the peer of that name, such as that of a TestClient.
 
     >>> as_keys_give(("ip", "2001:db8::7"), prefix=64, ipv4_prefix=32)
     ('ip', '2001:db8::/64')
+    >>> as_keys_give(("header:X-API-Key", "k1"), prefix=64, ipv4_prefix=32)
+    ('header:x-api-key', 'k1')
     """
     if not isinstance(identity, (tuple, list)):
         return identity
@@ -207,6 +209,8 @@ def as_keys_give(identity: object, *, prefix: int, ipv4_prefix: int) -> object:
         if wrong or is_counted(text, prefix, ipv4_prefix):
             return identity
         return ("ip", client_address(text, (), Trust(), prefix=prefix, ipv4_prefix=ipv4_prefix))
+    if len(identity) == 2 and isinstance(identity[0], str) and identity[0].startswith("header:"):
+        return (identity[0].lower(), identity[1])
     return tuple([as_keys_give(part, prefix=prefix, ipv4_prefix=ipv4_prefix) for part in identity])
 
 
