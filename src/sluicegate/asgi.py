@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
 
 from sluicegate.errors import ConfigurationError, NotEnforcedError, SettingsError
 from sluicegate.observe.status import Status
+from sluicegate.observe.usage import Budget
 from sluicegate.plan import Check, Decision, RateLimitExceeded, Terms
 from sluicegate.rules.response import Headers, Response
 from sluicegate.web.bound import NO_BOUNDS, EndpointRules
@@ -362,6 +363,10 @@ class RateLimitMiddleware:
         were forgotten.
         """
         return await self.gate.reset_all(identity)
+
+    async def usage_of(self, identity: object) -> tuple[Budget, ...]:
+        """Return what an identity has used under the rules whose quota is written. Charges nothing."""
+        return await self.gate.usage_of(identity)
 
     async def status(self) -> Status:
         """Return the status of the limiter, its store and its circuits. Charges nothing."""

@@ -42,6 +42,7 @@ with needs("fastapi"):
         settle,
         status,
         usage,
+        usage_of,
     )
     from sluicegate.starlette.middleware import state_at
     from sluicegate.starlette.request import StarletteCaller
@@ -63,6 +64,7 @@ __all__ = [
     "settle",
     "status",
     "usage",
+    "usage_of",
     "usage_router",
 ]
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from functools import lru_cache, partial
 from operator import itemgetter
@@ -28,7 +28,7 @@ from sluicegate.errors import (
     unknown_option,
 )
 from sluicegate.identity import Seal, digest, identity_text
-from sluicegate.observe.usage import Budget, usage_of
+from sluicegate.observe.usage import Budget, budgets_of
 from sluicegate.plan import (
     Check,
     Checks,
@@ -408,15 +408,18 @@ class Limiter(_Engine[Store]):
         return len(found)
 
     def usage(self, identity: object) -> tuple[Budget, ...]:
-        """Return what an identity has used: under the limits that this limiter has decided or peeked in this process,
-        and only where something is used. Charges nothing.
+        """Return what an identity has used under the limits that this limiter has decided or peeked in this process,
+        only where something is used. Charges nothing.
+
+        An action that had several quotas over one period is left out: which of them this identity has is not known
+        here. `peek` it with its quota and `cost=0`.
 
         >>> limiter = Limiter()
         >>> _ = limiter.hit("5/minute", "alice", action="reply")
         >>> [(each.rule, each.used, each.limit) for each in limiter.usage("alice")]
         [('reply', 1, 5)]
         """
-        return tuple([each for each in usage_of(self.run(_all_of(self.runs, self.text(identity)))) if each.used])
+        return tuple([each for each in budgets_of(self.run(_all_of(self, self.text(identity)))) if each.used])
 
     def run(self, plan: Plan) -> Decision:
         """Decide a plan. It has no event."""
@@ -624,7 +627,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
 
     async def usage(self, identity: object) -> tuple[Budget, ...]:
         """Return what an identity has used, as `Limiter.usage`."""
-        return tuple([each for each in usage_of(await self.run(_all_of(self.runs, self.text(identity)))) if each.used])
+        return tuple([each for each in budgets_of(await self.run(_all_of(self, self.text(identity)))) if each.used])
 
     async def run(self, plan: Plan) -> Decision:
         """Decide a plan. It has no event."""
@@ -889,10 +892,15 @@ def _charges(decision: Decision) -> tuple[Plan, tuple[Outcome, ...]]:
     return Plan(decision.checks), decision.outcomes
 
 
-def _all_of(runs: Mapping[Mode, Runs], text: str) -> Plan:
-    """Return a plan that reads the budgets of an identity under all limits that were decided or peeked."""
-    known = {(each.rule_id, each.limit): each for of in runs.values() for terms in [*of] for each in terms}
-    return Plan(tuple([Check(each, text, 0) for each in known.values()]), charge=False)
+def _all_of(limiter: _Engine[Any], text: str) -> Plan:
+    """Return a plan that reads the budgets of an identity under all limits that were decided or peeked. A budget that
+    had several quotas is not among them: each may be that of another identity.
+    """
+    known: dict[str, dict[Quota, Terms]] = {}
+    for each in [each for of in limiter.runs.values() for terms in [*of] for each in terms]:
+        known.setdefault(each.rule_id, {})[each.quota] = each
+    sure = limiter.present(tuple([each for quotas in known.values() if len(quotas) == 1 for each in quotas.values()]))
+    return Plan(tuple([Check(each, text, 0) for each in sure]), charge=False)
 
 
 def _terms_of(ban: Ban) -> Terms:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from sluicegate.errors import NotEnforcedError, RuleError
 from sluicegate.observe.status import Status
+from sluicegate.observe.usage import Budget
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.key import parts_of
 from sluicegate.rules.response import Headers, Response
@@ -248,6 +249,10 @@ class RateLimitMiddleware:
         were forgotten.
         """
         return self.gate.reset_all(identity)
+
+    def usage_of(self, identity: object) -> tuple[Budget, ...]:
+        """Return what an identity has used under the rules whose quota is written. Charges nothing."""
+        return self.gate.usage_of(identity)
 
     def endpoint_rules(self) -> list[EndpointRules]:
         """Return the rules of every request: a bare WSGI application has no routes."""

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 from fastapi import FastAPI
 from flask import Flask
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from sluicegate import AsyncLimiter, Ban, Limiter, ManualClock, Tiers, django, fastapi, flask, starlette
@@ -31,6 +31,7 @@ from tests.servers import Server, ask
 
 Opened = Iterator[Any]
 LIMIT = "3/hour"  # of each view
+ALICE = "header:X-User", "alice"
 
 
 @contextmanager
@@ -39,7 +40,12 @@ def in_starlette(given: dict[str, Any], **options: Any) -> Opened:
     async def pay(request: Request) -> PlainTextResponse:
         return PlainTextResponse("paid")
 
-    app = Starlette(routes=[Route("/pay", pay, methods=["POST"]), Route("/usage", starlette.usage(**given))])
+    @starlette.exempt
+    async def of_alice(request: Request) -> JSONResponse:
+        return JSONResponse([each._asdict() for each in await starlette.usage_of(request, ALICE)])
+
+    routes = [Route("/pay", pay, methods=["POST"]), Route("/usage", starlette.usage(**given)), Route("/of", of_alice)]
+    app = Starlette(routes=routes)
     app.add_middleware(starlette.RateLimitMiddleware, **options)
     yield AsgiClient(app)
 
@@ -55,6 +61,11 @@ def in_fastapi(given: dict[str, Any], **options: Any) -> Opened:
     def pay() -> str:
         return "paid"
 
+    @app.get("/of")
+    @fastapi.exempt
+    async def of_alice(request: Request) -> list[dict[str, Any]]:
+        return [each._asdict() for each in await fastapi.usage_of(request, ALICE)]
+
     yield AsgiClient(app)
 
 
@@ -69,6 +80,11 @@ def in_flask(given: dict[str, Any], **options: Any) -> Opened:
     def pay() -> str:
         return "paid"
 
+    @app.get("/of")
+    @flask.exempt
+    def of_alice() -> list[dict[str, Any]]:
+        return [each._asdict() for each in limiter.usage(ALICE)]
+
     yield WsgiClient(app)
 
 
@@ -79,7 +95,12 @@ def in_django(*, is_asgi: bool) -> Any:
         def pay(request: HttpRequest) -> HttpResponse:
             return HttpResponse("paid")
 
-        with serving(asgi=is_asgi, urls=[path("pay", pay), path("usage", django.usage(**given))], **options) as site:
+        @django.exempt
+        def of_alice(request: HttpRequest) -> JsonResponse:
+            return JsonResponse([each._asdict() for each in django.usage_of(ALICE)], safe=False)
+
+        urls = [path("pay", pay), path("usage", django.usage(**given)), path("of", of_alice)]
+        with serving(asgi=is_asgi, urls=urls, **options) as site:
             yield site
 
     return project
@@ -198,6 +219,47 @@ def test_an_override_that_holds(adapter: Any, valkey: Server) -> None:
         assert [usage(client, who)["default"]["limit"] for who in ("alice", "bob")] == [7, 2]
 
 
+def by_contract(request: Any) -> str:
+    return "5/day"
+
+
+@every_adapter
+def test_of_anybody_from_a_process_that_has_served_nobody(adapter: Any, valkey: Server) -> None:
+    valkey.flush()
+    ban = Ban(after=1, within=60, duration=300)
+    rules = [
+        *OPTIONS["rules"],
+        {"name": "each", "quota": "9/hour", "per_method": True},
+        {"name": "percent", "quota": "9/hour", "enforce_percent": 0},
+        {"name": "contract", "quota": by_contract},
+        {"name": "month", "quota": "7/calendar month"},
+        {"name": "addresses", "quota": "9/hour", "key": "ip"},
+        {"name": "once", "quota": "1/hour", "path": "/pay", "ban": ban},
+    ]
+    options = {**OPTIONS, "store": valkey.url, "rules": rules}
+    with Limiter(valkey.url) as limiter:
+        limiter.overrides.set("default", action="quota", quota="8/hour", identities=[("header:x-user", "alice")])
+    with adapter({}, **options) as client:
+        assert [sent(client, "POST", "/pay").status for _ in range(2)] == [200, 429]
+    with adapter({}, **options) as client:
+        answer = sent(client, "GET", "/of", "operator")
+        assert answer.status == 200, answer.body
+        rows = [(each["rule"], each["tier"], each["used"], each["limit"]) for each in json.loads(answer.body)]
+        view = [row for row in rows if row[0] in ("pay", "limit")]
+        assert [row[1:] for row in view] == [(None, 1, 3)], "the view that this process has not served"
+        assert sorted(row for row in rows if row not in view) == [
+            ("ban", None, 1, 1),
+            ("default", None, 1, 8),
+            ("each", None, 0, 9),
+            ("month", None, 1, 7),
+            ("once", None, 1, 1),
+            ("posts", None, 2, 5),
+            ("slots", None, 0, 2),
+            ("tiers", "free", 1, 4),
+            ("tiers", "pro", 1, 40),
+        ]
+
+
 def test_it_takes_one_command_beside_the_charge_of_its_own_limit(valkey: Server) -> None:
     valkey.flush()
     with in_flask({}, store=valkey.url, overrides=False, **OPTIONS) as client:
@@ -242,6 +304,15 @@ def test_the_schema_has_every_field() -> None:
     assert tuple(found["properties"]["budgets"]["items"]["properties"]) == Budget._fields
 
 
+def test_a_limiter_tells_no_quota_that_may_be_of_another_customer(store: str) -> None:
+    with Limiter(store) as limiter:
+        limiter.hit("5/calendar month", "acme", action="contract")
+        limiter.hit("5/minute", "acme", action="reply")
+        assert [each.rule for each in limiter.usage("acme")] == ["contract", "reply"]
+        limiter.hit("3/calendar month", "globex", action="contract")
+        assert [(each.rule, each.used, each.limit) for each in limiter.usage("acme")] == [("reply", 1, 5)]
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_for_the_back_office(store: str, *, is_async: bool) -> None:
     async def later() -> tuple[Budget, ...]:
@@ -270,7 +341,7 @@ def test_for_the_back_office_in_flask() -> None:
         limiter.usage(("ip", "127.0.0.1"))
     with app.app_context():
         assert [each.used for each in limiter.usage(("ip", "127.0.0.1"))] == [1]
-        assert limiter.usage(("ip", "127.0.0.2")) == ()
+        assert [each.used for each in limiter.usage(("ip", "127.0.0.2"))] == [0]
 
 
 def test_a_store_of_ones_own() -> None:

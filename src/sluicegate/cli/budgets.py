@@ -299,12 +299,8 @@ def _terms(
     """Yield the terms that are known before a request, each with the tier that has them, if any, and with the override
     that holds instead: those that are enforced for some identity, and those that are in shadow for some.
     """
-    found: list[tuple[str | None, tuple[Terms, ...] | None]] = [(None, bound.terms)]
-    if isinstance(rule.quota, Tiers):
-        tiers = rule.quota.table.items()
-        found = [(str(tier), None if given is None else rule.terms(algorithm, given)) for tier, given in tiers]
-    for tier, written in found:
-        held, terms, share = None if of is None else of(rule.name, tier), written, bound.share
+    for tier, quotas in bound.written(algorithm):
+        held, terms, share = None if of is None else of(rule.name, tier), quotas, bound.share
         if held is not None:
             terms, share = held.apply(rule, terms, share=share, make=partial(terms_with, algorithm=algorithm))
         action = None if held is None else held.override.action

@@ -18,13 +18,14 @@ with needs("django"):
     from sluicegate.django.request import decision
     from sluicegate.django.responses import rate_limited
     from sluicegate.django.status import areset_all, astatus, health, reset_all, status
-    from sluicegate.django.usage import usage
+    from sluicegate.django.usage import ausage_of, usage, usage_of
 
 __all__ = [
     "RateLimitMiddleware",
     "acharge",
     "areset_all",
     "astatus",
+    "ausage_of",
     "charge",
     "decision",
     "exempt",
@@ -35,4 +36,5 @@ __all__ = [
     "settle",
     "status",
     "usage",
+    "usage_of",
 ]

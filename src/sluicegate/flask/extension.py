@@ -157,14 +157,16 @@ class RateLimiter:
     def usage(self, identity: object = None) -> tuple[Budget, ...]:
         """Return what the client of this request has used under every rule that counts for him. Charges nothing.
 
-        Of an `identity`, as its key gives it, return what it has used under the rules that this process has decided.
+        Of an `identity`, as its key gives it, return what it has used under every rule whose quota is written and whose
+        key may give it: of tiers the budget of each tier.
 
             limiter.usage(("user", "alice"))
         """
         here = self._installation("usage")
         if identity is None:
             return here.gate.usage(here.state(context().request))
-        return here.gate.limiter.usage(here.gate.counted(identity))
+        here.endpoint_rules()  # binds the rules of all views: this process may have had no request
+        return here.gate.usage_of(identity)
 
     def status(self) -> Status:
         """Return the status of the limiter, its store and its circuits. Charges nothing.

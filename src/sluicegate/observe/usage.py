@@ -39,7 +39,7 @@ class Budget(NamedTuple):
         )
 
 
-def usage_of(decision: Decision | None) -> tuple[Budget, ...]:
+def budgets_of(decision: Decision | None) -> tuple[Budget, ...]:
     """Return the budgets of a decision that charged nothing: without rules in shadow, and without a ban that does not
     hold.
     """

@@ -13,7 +13,7 @@ with needs("starlette"):
     from sluicegate.starlette.middleware import RateLimitMiddleware, decision
     from sluicegate.starlette.responses import Refused
     from sluicegate.starlette.status import health, reset_all, status
-    from sluicegate.starlette.usage import usage
+    from sluicegate.starlette.usage import usage, usage_of
 
 __all__ = [
     "RateLimitMiddleware",
@@ -28,4 +28,5 @@ __all__ = [
     "settle",
     "status",
     "usage",
+    "usage_of",
 ]

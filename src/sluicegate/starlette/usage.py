@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
+from sluicegate.observe.usage import Budget
 from sluicegate.starlette.charge import charge
 from sluicegate.starlette.decorators import exempt
 from sluicegate.starlette.request import StarletteCaller
@@ -30,3 +31,14 @@ def usage(*, limit: AnyQuota = LIMIT, max_age: int = MAX_AGE) -> Callable[[Reque
         return Response(body(budgets), headers=headers)
 
     return exempt(sluicegate_usage)
+
+
+async def usage_of(connection: HTTPConnection, /, identity: object) -> tuple[Budget, ...]:
+    """Return what an identity has used under the limiter that the request has passed: under every rule whose quota is
+    written and whose key may give this identity, of tiers the budget of each tier. Charges nothing.
+
+    The identity is as its key gives it, and need not be that of the request:
+
+        await usage_of(request, ("user", "alice"))
+    """
+    return await passed(connection, "usage_of in").usage_of(identity)

@@ -14,6 +14,7 @@ from sluicegate.rules.key import Caller, ReadyKey
 from sluicegate.rules.rollout import EVERYBODY
 from sluicegate.rules.rule import METHODS, Rule
 from sluicegate.rules.terms import is_dated
+from sluicegate.rules.tiers import Tiers
 from sluicegate.web.endpoint import Endpoint
 
 Chosen = tuple[tuple[Terms, ...], int]
@@ -50,6 +51,16 @@ class Bound:
         if self.methods is not None and caller.method not in self.methods:
             return False
         return self.path is None or self.path.fullmatch(_as_routed(caller.path)) is not None
+
+    def written(self, algorithm: str) -> list[tuple[str | None, tuple[Terms, ...] | None]]:
+        """Return the terms that are known before a request, each with the tier that has them, if any. None for a tier
+        without a limit, and for a quota that is a function of the request.
+        """
+        quota, of = self.rule.quota, self.rule.terms
+        if not isinstance(quota, Tiers):
+            return [(None, self.terms)]
+        rows = [(str(tier), each) for tier, each in quota.table.items()]
+        return [(tier, None if each is None else of(algorithm, each, tier=tier)) for tier, each in rows]
 
 
 Bounds = tuple[Bound, ...]

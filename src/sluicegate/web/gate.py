@@ -19,15 +19,15 @@ from typing import Any, cast
 
 from sluicegate.clock import Clock, SystemClock
 from sluicegate.errors import ConfigurationError, RuleError, StoreError, nearest, warn
-from sluicegate.identity import Identity, Seal
+from sluicegate.identity import Identity, Seal, identity_text
 from sluicegate.limiter import OPTIONS, AsyncLimiter, Limiter
 from sluicegate.observe.status import describe
-from sluicegate.observe.usage import Budget, usage_of
+from sluicegate.observe.usage import Budget, budgets_of
 from sluicegate.overrides.applied import Applied, keep, terms_with
 from sluicegate.overrides.file import Watched, overrides_in
 from sluicegate.overrides.follow import EVERY_US, Following
 from sluicegate.overrides.override import EVERY_RULE
-from sluicegate.plan import FORBIDDEN, Check, Checks, Decision, Network, Terms, new
+from sluicegate.plan import FORBIDDEN, Check, Checks, Decision, Network, Plan, Terms, new
 from sluicegate.rules.ban import Ban, agree, with_bans
 from sluicegate.rules.key import (
     Caller,
@@ -37,6 +37,7 @@ from sluicegate.rules.key import (
     ReadyKey,
     as_keys_give,
     asked,
+    can_be,
     network_key,
     parts_of,
     reads_path,
@@ -305,6 +306,27 @@ class _Rules:
         settings = self.settings
         return as_keys_give(identity, prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
 
+    def _plan_of(self, identity: object) -> Plan:
+        """Return a plan that reads every written quota that may count for an identity, as its key gives it: of tiers
+        that of each tier. A quota that is a function of the request is not among them.
+        """
+        given, settings, found = self.counted(identity), self.settings, dict[object, Check]()
+        plain, text = identity_text(given), self.limiter.text(given)
+        overrides = None if self.following is None else self.following.applied
+        can = partial(can_be, identity=given, prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
+        for bound in [each for each in self.counting() if can(self.key_of(each))]:
+            for tier, quotas in bound.written(settings.algorithm):
+                held = None if overrides is None else overrides.of(bound.rule.name, plain, tier)
+                terms, share = quotas, bound.share
+                if held is not None:
+                    terms, share = held.apply(bound.rule, terms, share=share, make=self._with_quota)
+                if terms is not None and (held is None or held.action not in ("off", "allow")):
+                    shown = picked(terms, text, share) if share != EVERYBODY else terms
+                    shown = of_method(shown, "GET") if bound.rule.per_method else shown
+                    for each in self.limiter.present(shown):
+                        found.setdefault((each.rule_id, each.limit, each.tier), Check(each, text, 0))
+        return Plan(with_bans([*found.values()]), charge=False)
+
     def _check_sync(self, what: str, function: object) -> None:
         if self._sync and is_async(function):
             raise async_mismatch(what, function)
@@ -547,9 +569,18 @@ class Gate(_Rules):
     def usage(self, caller: Caller) -> tuple[Budget, ...]:
         """Return what a caller has used under every rule that counts for him. Charges nothing."""
         try:
-            return usage_of(self.decide(caller, self.counting(), mode="peek"))
+            return budgets_of(self.decide(caller, self.counting(), mode="peek"))
         except Undecided as error:
-            return usage_of(error.decision)
+            return budgets_of(error.decision)
+
+    def usage_of(self, identity: object) -> tuple[Budget, ...]:
+        """Return what an identity has used under every rule whose quota is written and whose key may give it: of tiers
+        the budget of each tier. Charges nothing.
+        """
+        following = self.following
+        if following is not None and following.now_us() >= following.due:
+            self._follow(following)
+        return budgets_of(self.limiter.run(self._plan_of(identity)))
 
     def reset_all(self, identity: object) -> int:
         """Forget every budget, slot and ban of an identity. Return how many budgets were forgotten."""
@@ -646,9 +677,15 @@ class AsyncGate(_Rules):
 
     async def usage(self, caller: Caller) -> tuple[Budget, ...]:
         try:
-            return usage_of(await self.decide(caller, self.counting(), mode="peek"))
+            return budgets_of(await self.decide(caller, self.counting(), mode="peek"))
         except Undecided as error:
-            return usage_of(error.decision)
+            return budgets_of(error.decision)
+
+    async def usage_of(self, identity: object) -> tuple[Budget, ...]:
+        following = self.following
+        if following is not None and following.now_us() >= following.due:
+            await self._follow(following)
+        return budgets_of(await self.limiter.run(self._plan_of(identity)))
 
     async def reset_all(self, identity: object) -> int:
         return await self.limiter.reset_all(self.counted(identity))
