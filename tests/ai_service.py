@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from threading import Event
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -26,12 +27,15 @@ def _of_openai(kind: str, choice: dict[str, Any] | None, usage: Any) -> dict[str
 @service.post("/v1/chat/completions")
 async def chat(request: Request) -> Response:
     asked = await request.json()
+    if asked["model"] == "unknown":
+        return JSONResponse({"error": {"message": "no such model"}}, 404)
     if not asked.get("stream"):
         message = {"role": "assistant", "content": "hello"}
         return JSONResponse(_of_openai("chat.completion", {"message": message, "finish_reason": "stop"}, USAGE))
 
     def events() -> Iterator[str]:
-        for word in ("hel", "lo"):
+        for word in ("hel", "lo") * (200 if asked["model"] == "long" else 1):
+            Event().wait(0.003 if asked["model"] == "long" else 0)  # the client cuts it off before its end
             yield f"data: {json.dumps(_of_openai('chat.completion.chunk', {'delta': {'content': word}}, None))}\n\n"
         if asked.get("stream_options", {}).get("include_usage"):
             yield f"data: {json.dumps(_of_openai('chat.completion.chunk', None, USAGE))}\n\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from socket import create_connection
 from time import monotonic
 from typing import Any
 
@@ -55,6 +56,34 @@ def test_the_gateway_settles_each_stream(gateway: int) -> None:
     long = f'{PROMPT[:-1]}, "user": "{"x" * 4_000}"}}'
     refused = ask(gateway, "POST", CHAT, bob, long)
     assert (refused.status, refused.headers["retry-after-ms"]) == (429, None), "its estimate is above the limit"
+
+
+def test_a_stream_that_the_client_cuts_off_costs_what_was_sent(gateway: int) -> None:
+    bob = {**JSON, "Authorization": "Bearer key-of-bob"}
+    prompt = PROMPT.replace('"m"', '"long"')
+    with create_connection(("127.0.0.1", gateway)) as client:
+        lines = [f"POST {CHAT} HTTP/1.1", "Host: a", *[f"{name}: {text}" for name, text in bob.items()]]
+        client.sendall("\r\n".join([*lines, f"Content-Length: {len(prompt)}", "", prompt]).encode())
+        seen = b""
+        while seen.count(b"data: ") < 350:
+            seen += client.recv(65_536)
+    given, asked = 1000 - 300 - len(PROMPT) // 4, list[int]()
+
+    def is_settled() -> bool:
+        """The estimate would be 300, and one more request that is not settled yet 300 more."""
+        answer = ask(gateway, "POST", CHAT, bob, PROMPT)
+        asked.append(given - int(answer.headers["x-ratelimit-remaining-tokens"]) - 20 * len(asked))
+        return 350 <= asked[-1] - len(prompt) // 4 <= 402
+
+    wait_until("it has cost what was sent", is_settled)
+    wrong = [ask(gateway, "POST", CHAT, bob, PROMPT.replace('"m"', '"unknown"')).status for _ in range(3)]
+    assert wrong == [404] * 3, "an error costs nothing"
+
+
+def test_what_the_gateway_refuses(gateway: int) -> None:
+    bob = {**JSON, "Authorization": "Bearer key-of-bob"}
+    assert [ask(gateway, "POST", CHAT, bob, body).status for body in ("{", "7", "[1]") * 2] == [400] * 6
+    assert [ask(gateway, "POST", CHAT, JSON, PROMPT).status for _ in range(21)] == [401] * 20 + [429]
 
 
 def test_the_gateway_is_short() -> None:
