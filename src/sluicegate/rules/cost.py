@@ -101,9 +101,12 @@ def untold(response: Ended) -> None:
 
 
 def units(rule: str, option: str, read: Callable[[], object]) -> int | None:
-    """Return the number of units that a user's function returns; None if it fails or returns anything else."""
+    """Return the number of units that a user's function returns; None if it fails or returns anything else. That a
+    `cost_after` returns None is usual: the estimate stands.
+    """
     try:
-        return whole_cost(option, read())
+        found = read()
+        return None if found is None and option == "cost_after" else whole_cost(option, found)
     except Exception as error:  # noqa: BLE001  # whatever a function of the user's raises is logged
         _report(rule, option, error)
         return None
