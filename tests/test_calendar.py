@@ -392,12 +392,21 @@ def test_a_rule_of_any_kind_has_calendar_windows(make: Callable[..., Any], rule:
     assert [get()[0] for _ in range(3)] == [200, 200, 429]
 
 
+def test_an_error_in_a_function_of_a_quota_names_the_rule() -> None:
+    rule = Rule(name="contract", quota=lambda _: Quota(0, Calendar("month")), key="header:X-Key")
+    with pytest.raises(QuotaError, match=r"rule 'contract': limit 0: less than 1"):
+        starlette_client(rules=[rule])()
+
+
 TEXTS = [  # a text, and the quota that it is
     ("5/calendar day from 2024-02-28", Quota(5, Calendar("day"))),
     ("5/calendar month from 2024-05-01", Quota(5, Calendar("month"))),
     ("10_000/calendar month", Quota(10_000, Calendar("month"))),
     ("100 per Calendar DAY", Quota(100, Calendar("day"))),
     ("5/calendar hour in Asia/Kolkata", Quota(5, Calendar("hour", tz="Asia/Kolkata"))),
+    ("5/calendar hour", Quota(5, Calendar("hour", tz=None))),
+    ("5/calendar day in Europe/Berlin", Quota(5, Calendar("day", tz=zoneinfo.ZoneInfo(BERLIN)))),
+    ("5/calendar month from 2024-02-29", Quota(5, Calendar("month", anchor=datetime(2024, 2, 29, 23, tzinfo=UTC)))),
     ("5/calendar week from 2024-02-29", Quota(5, Calendar("week", anchor=date(2024, 2, 29)))),
     ("5/calendar year in Europe/Berlin from 2024-02-29", Quota(5, Calendar("year", tz=BERLIN, anchor="2000-02-29"))),
 ]
@@ -422,7 +431,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Quota.parse("5/2 calendar days"), "cannot be read"),
     (lambda: Quota.parse("5/calendar day burst 9"), "cannot be read"),
     (lambda: Calendar("fortnight"), "no such window"),
-    (lambda: Calendar("day", tz=None), "no such time zone"),  # type: ignore[arg-type]
+    (lambda: Calendar("day", tz=5), "no such time zone"),  # type: ignore[arg-type]
     (lambda: Calendar("month", anchor=31), "not a date"),  # type: ignore[arg-type]
     (lambda: Concurrency.parse("5 at once for calendar day"), "has a burst or a calendar"),
     (lambda: Concurrency(5, Calendar("day")), "not a length of time"),  # type: ignore[arg-type]

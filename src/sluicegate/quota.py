@@ -77,8 +77,8 @@ class Calendar(Frozen):
     """A window of the calendar, as the period of a Quota: each hour, day, week, month or year of a time zone.
 
     - `unit`: "hour", "day", "week", "month" or "year". The hours of a day are counted from midnight.
-    - `tz`: the name of a time zone, as "Europe/Berlin". It says when a day begins.
-    - `anchor`: a date, or its text, on which a window begins. Of a month its day counts, of a year its month and day,
+    - `tz`: a ZoneInfo, or the name of a time zone, as "Europe/Berlin"; None is UTC. It says when a day begins.
+    - `anchor`: a date or a datetime, or the text of a date, on which a window begins. Of a month its day counts, of a year its month and day,
       of a week its weekday: equal calendars have equal windows. A month without that day begins a window on its last
       day. Without an anchor a month begins on the 1st, a year on January 1 and a week on Monday. Any date begins a day.
 
@@ -96,12 +96,12 @@ class Calendar(Frozen):
     tz: str
     anchor: date
 
-    def __init__(self, unit: str, *, tz: str = _UTC, anchor: date | str | None = None) -> None:
+    def __init__(self, unit: str, *, tz: str | tzinfo | None = None, anchor: date | str | None = None) -> None:
         if not isinstance(unit, str) or unit not in CALENDAR_UNITS:
             expected = nearest(unit, CALENDAR_UNITS, f"use one of {', '.join(CALENDAR_UNITS)}")
             raise QuotaError("calendar", unit, problem="no such window", expected=expected)
-        _zone(tz if isinstance(tz, str) else repr(tz))
-        for name, value in (("unit", unit), ("tz", tz), ("anchor", _anchor(unit, anchor))):
+        _zone(zone := _UTC if tz is None else str(tz))  # the text of a ZoneInfo is its key
+        for name, value in (("unit", unit), ("tz", zone), ("anchor", _anchor(unit, anchor))):
             object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
@@ -162,13 +162,13 @@ class Calendar(Frozen):
 
 def _anchor(unit: str, given: date | str | None = None) -> date:
     """Return the first day from 2000 on that begins the same windows, so that a service has few different calendars."""
-    from datetime import date, timedelta
+    from datetime import date, datetime, timedelta
 
     monday = date(2000, 1, 3)
     if given is None:
         return monday if unit == "week" else date(2000, 1, 1)
     try:
-        found = date.fromisoformat(str(given))
+        found = date.fromisoformat(str(given.date() if isinstance(given, datetime) else given))
     except ValueError:
         expected = 'give a date, or text like "2024-01-31"'
         raise QuotaError("anchor", given, problem="not a date", expected=expected) from None

@@ -28,7 +28,7 @@ from sluicegate.address import (
     network_of,
     parse_address,
 )
-from sluicegate.errors import IdentityError, nearest, warn
+from sluicegate.errors import ConfigurationError, IdentityError, nearest, warn
 from sluicegate.identity import encoder, identity_text, joined
 from sluicegate.runtime.awaiting import Waiting, check_call, label_of, waits
 
@@ -168,7 +168,10 @@ def asked(
 ) -> Any:
     """Return what a user's function returns for the request: a Waiting if it must be awaited first."""
     if at not in known:
-        answer = function(caller.native)
+        try:
+            answer = function(caller.native)
+        except ConfigurationError as error:  # such as Quota(0, …)
+            raise error if rule is None else error.within(f"rule {rule!r}")
         if waits(answer):
             return Waiting(answer, rule, option, function, at)
         known[at] = answer
