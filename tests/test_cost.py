@@ -288,6 +288,32 @@ def test_the_last_number_that_the_view_tells_counts(told: list[Any], left: int) 
     assert asyncio.run(main()) == left
 
 
+@pytest.mark.parametrize(
+    ("estimate", "unit", "expected"),
+    [
+        (20, "token", "no rule of the request has an estimate in this unit; these have one: tokens (tokens)"),
+        (None, None, "no rule of the request has an estimate; give the rule an estimate"),
+        (20, "tokens", None),
+    ],
+)
+def test_settling_what_no_rule_counts_is_logged(
+    estimate: Any, unit: Any, expected: str | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def telling(scope: Any, receive: Any, send: Any) -> None:
+        settle(scope, 9, unit=unit)
+        await view(scope, receive, send)
+        settle(scope, 9, unit=unit)
+
+    monkeypatch.setattr("sluicegate.rules.cost._quiet_until", {})
+    rule = Rule(name="tokens", quota="100/day", estimate=estimate, unit="tokens", key=lambda _: "alice")
+    assert asyncio.run(ask(RateLimitMiddleware(telling, rules=[rule]))) == 200
+    lines = [(record.getMessage(), str(record.exc_info and record.exc_info[1])) for record in caplog.records]
+    assert [line for line, _ in lines] == (
+        ["sluicegate: rule 'tokens': settle failed, and the estimate stands [SG118]"] if expected else []
+    )
+    assert all([(expected or "") in error for _, error in lines])
+
+
 # ---- the readers of usage -------------------------------------------------------------------------------------------
 
 CHAT = {

@@ -6,12 +6,13 @@ A function of the user's that fails changes no response: the estimate stands, an
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from sluicegate.clock import monotonic
-from sluicegate.errors import shows_half_made
+from sluicegate.errors import RuleError, shows_half_made
+from sluicegate.plan import Terms
 from sluicegate.rules.response import Response
 from sluicegate.rules.terms import whole_cost
 from sluicegate.runtime.awaiting import waits
@@ -110,6 +111,16 @@ def units(rule: str, option: str, read: Callable[[], object]) -> int | None:
     except Exception as error:  # noqa: BLE001  # whatever a function of the user's raises is logged
         _report(rule, option, error)
         return None
+
+
+def unsettled(unit: str | None, rules: Sequence[Terms]) -> None:
+    """Log that a view has settled a request whose rules have no estimate in this unit."""
+    counted = ", ".join([f"{each.name} ({each.unit or 'no unit'})" for each in rules if each.cost_after is not None])
+    problem = "no rule of the request has an estimate" + ("" if unit is None else " in this unit")
+    expected = f"these have one: {counted}" if counted else "give the rule an estimate"
+    _report(
+        "/".join([each.name for each in rules]), "settle", RuleError("unit", unit, problem=problem, expected=expected)
+    )
 
 
 def _report(rule: str, option: str, error: Exception) -> None:

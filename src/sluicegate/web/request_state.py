@@ -11,6 +11,7 @@ from typing import Final
 
 from sluicegate.errors import warn
 from sluicegate.plan import BAN, Check, Decision, Terms
+from sluicegate.rules.cost import unsettled
 from sluicegate.web.charges import Charges, owed, replaced, without
 from sluicegate.web.endpoint import printable
 from sluicegate.web.gate import AsyncGate, Gate
@@ -104,8 +105,9 @@ class RequestState:
 
     def settle(self, used: int, unit: str | None) -> None:
         """Note the cost of the request so far, of the rules of this unit or of all."""
-        if self.settlement is not None:
-            self.settlement.settle(used, unit)
+        noted = self.settlement is not None and self.settlement.settle(used, unit)
+        if not noted and self.decision is not None:  # else no rule applied, as for a client on the list `allow`
+            unsettled(unit, [check.terms for check in self.decision.checks])
 
     def refuse(self, decision: Decision) -> Decision:
         """Record the refusal that the application raised (RateLimitExceeded), unless it is recorded already. Return its

@@ -95,13 +95,15 @@ class _Settlement:
             each.in_block = each.in_block or each.has(own)
         return kept
 
-    def settle(self, used: object, unit: str | None = None, *, own: Sequence[Outcome] | None = None) -> None:
+    def settle(self, used: object, unit: str | None = None, *, own: Sequence[Outcome] | None = None) -> bool:
         """Note the cost so far, in place of what `cost_after` will return: of this unit or of all, perhaps only of the
-        charge with its `own` outcomes.
+        charge with its `own` outcomes. False if no charge has such a cost, and the request has not ended.
         """
+        noted = self.is_over or self.complete
         for check, outcome in [*self._costs]:  # a copy: another thread may end the request
             if unit in (None, check.terms.unit) and (own is None or any([outcome is each for each in own])):
-                self._told[id(outcome)] = used
+                self._told[id(outcome)], noted = used, True
+        return noted
 
     def read(self, part: bytes | str) -> None:
         """Note a part of the body that is sent."""
