@@ -78,9 +78,10 @@ class Calendar(Frozen):
 
     - `unit`: "hour", "day", "week", "month" or "year". The hours of a day are counted from midnight.
     - `tz`: a ZoneInfo, or the name of a time zone, as "Europe/Berlin"; None is UTC. It says when a day begins.
-    - `anchor`: a date or a datetime, or the text of a date, on which a window begins. Of a month its day counts, of a year its month and day,
-      of a week its weekday: equal calendars have equal windows. A month without that day begins a window on its last
-      day. Without an anchor a month begins on the 1st, a year on January 1 and a week on Monday. Any date begins a day.
+    - `anchor`: a date or a datetime, or the text of a date, on which a window begins. Of a month its day counts, of a
+      year its month and day, of a week its weekday: equal calendars have equal windows. A month without that day begins
+      a window on its last day. Without an anchor a month begins on the 1st, a year on January 1 and a week on Monday.
+      Any date begins a day.
 
     Raises QuotaError for wrong arguments, and for a zone that this system does not have.
 

@@ -171,7 +171,8 @@ def asked(
         try:
             answer = function(caller.native)
         except ConfigurationError as error:  # such as Quota(0, …)
-            raise error if rule is None else error.within(f"rule {rule!r}")
+            error.within("key" if rule is None else f"rule {rule!r}")
+            raise
         if waits(answer):
             return Waiting(answer, rule, option, function, at)
         known[at] = answer
