@@ -47,7 +47,7 @@ async def used_async(response: Ended) -> int:
         ({"cost_after": lambda: 7}, "cannot be", "lambda response"),
         ({"cost_after": used, "estimate": -1}, "not a whole number", "give an int"),
         ({"cost_after": used, "estimate": 0}, "never refuses", "give a cost"),
-        ({"cost_after": used, "estimate": 101}, "could never pass", "lower the cost"),
+        ({"cost_after": used, "estimate": 101}, "could never pass", "lower the estimate"),
         ({"cost_after": used, "estimate": lambda: 7}, "cannot be", "lambda request"),
         ({"cost_after": used, "cost": 5}, "given beside", "give it as estimate"),
         ({"cost_after": used, "charge_when": bool}, "given beside", "return 0"),

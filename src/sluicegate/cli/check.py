@@ -177,7 +177,7 @@ def _options(rule: Rule, *, own: str) -> dict[str, str]:
     found = {"shadow": "never refuses"} if rule.mode == "shadow" else {}
     if rule.enforce_percent != 100:
         found["enforced"] = f"for {rule.enforce_percent:g} %"
-    for option in _OPTIONS:
+    for option in _OPTIONS[rule.priced == "estimate" :]:  # the cost is the estimate
         value = getattr(rule, option)
         is_own = option == "scope" and own and str(value).startswith(own)
         if value != Rule.__dataclass_fields__[option].default and not is_own:

@@ -151,7 +151,7 @@ class Rule:
         if self.once_per is not None:
             header_of(self.once_per)
             for option, given in _given(self, ("ban", "count_denied", "estimate", "cost_after")):
-                problem = "charges a retry that is refused, or that has ended, beside once_per"
+                problem = "it charges a retry that is refused, or that has ended, so it cannot stand beside once_per"
                 raise _error(option, given, problem, "make two rules")
         self._settle_cost()
         share(self.mode, self.enforce_percent)
@@ -189,6 +189,11 @@ class Rule:
     def _after(self) -> Callable[..., object] | None:
         """What tells the cost after the response; None if the cost is known before."""
         return untold if self.cost_after is None and self.estimate is not None else self.cost_after
+
+    @property
+    def priced(self) -> str:
+        """The name of the option that says what a request is charged first."""
+        return "cost" if self.estimate is None else "estimate"
 
     @property
     def known(self) -> tuple[Quotas, ...]:
@@ -340,4 +345,4 @@ def _check_cost(rule: Rule) -> None:
             capacity = quota.limit if quota.burst is None else quota.burst  # what may pass at the same moment
             if cost > capacity:
                 problem = f"more than {capacity}, so it could never pass"
-                raise _error("cost", cost, problem, "lower the cost or raise the limit")
+                raise _error(rule.priced, cost, problem, f"lower the {rule.priced} or raise the limit")
