@@ -219,6 +219,11 @@ class AlgorithmExam(ABC):
     @given(st.data(), COSTS)
     def test_law_9_an_immediate_refund_restores_the_state(self, data: st.DataObject, wanted: Cost) -> None:
         scene = self._drawn(data)
+        debt = data.draw(st.integers(0, scene.limit), label="debt")  # of another hit, whose cost was above its estimate
+        if debt:
+            owing = scene.params, self.algorithm.owing(scene.params)
+            scene = self._charged(scene._replace(params=owing[1]), debt)._replace(params=owing[0])
+            scene = scene._replace(now=scene.now + data.draw(st.integers(0, 2), label="later"))
         cost = wanted.number(scene.limit, scene.last)
         outcome, before = self.ask(scene, cost), self.answers(scene)
         assert outcome.at == scene.now

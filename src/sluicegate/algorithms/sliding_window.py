@@ -47,8 +47,8 @@ def window_us(params: tuple[int, ...]) -> int:
 
 
 def owing(params: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the same window with the highest limit."""
-    return (MAX // 2, params[1], max(1, params[1] // RESOLUTION))
+    """Return the same window and grain, by which a refund finds a charge, with the highest limit."""
+    return (MAX // 2, *params[1:])
 
 
 def decide(
