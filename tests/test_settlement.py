@@ -163,6 +163,40 @@ def test_a_store_that_does_not_answer_raises_nothing(is_async: bool) -> None:
     assert play(is_async, (LOGIN, HELD), story).called == ["renew", "release"]
 
 
+class Halved(Watched):
+    """Its debts fail, and not as a store's unavailability does."""
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        if plan.forced:
+            raise ArithmeticError
+        return super().run(plan)
+
+
+DEAR = Rule(name="dear", quota="9/minute", cost_after=lambda _: 5).terms("sliding-window")[0]
+CHEAP = Rule(name="cheap", quota="9/minute", cost_after=lambda _: 0).terms("sliding-window")[0]
+
+
+@MODES
+def test_a_debt_that_fails_loses_no_refund_and_no_slot(is_async: bool) -> None:
+    async def story(case: Case) -> None:
+        case.store.__class__ = Halved
+        with pytest.raises(ArithmeticError):
+            await call(case.settlement.over, None)
+
+    case = play(is_async, (DEAR, CHEAP, HELD), story)
+    assert [case.left(terms) for terms in (DEAR, CHEAP, HELD)] == [8, 9, 1]
+
+
+@MODES
+def test_the_child_of_a_fork_settles_nothing_of_its_parent(is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(case: Case) -> None:
+        monkeypatch.setattr("sluicegate.runtime.fork._Process.generation", 1_000)
+        await call(case.settlement.over, None)
+
+    case = play(is_async, (LOGIN, DEAR, CHEAP, HELD), story)
+    assert [case.left(terms) for terms in (LOGIN, DEAR, CHEAP, HELD)] == [4, 8, 8, 0]
+
+
 # ---- on an event loop -----------------------------------------------------------------------------------------------
 
 

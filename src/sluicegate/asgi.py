@@ -71,6 +71,7 @@ DENIAL_EXTENSION: Final = "websocket.http.response"
 _STATE: Final = "sluicegate"  # the key of a request's state in `scope["state"]`
 _ENDED: Final = "ended"  # a value of `begun` that is the type of no message
 _FRAMEWORKS: Final = frozenset({"starlette", "fastapi", "sluicegate"})  # whose layers pass a preflight on
+_BODIES: Final = (HTTP[1], "http.response.pathsend")  # the second is a whole body: the server sends a file
 _ANSWERS: Final = (WEBSOCKET[1], ACCEPT, "websocket.close")  # the ends of the answer to a handshake
 _RUNNING: Final = frozenset({"starlette.middleware.authentication", "starlette.middleware.base"})  # user code
 
@@ -218,19 +219,30 @@ class Exchange(RequestState):
             message = with_fields(message, self.decision, self.gate.settings.headers)
         return send(message)
 
+    async def hear(self, receive: Receive) -> Message:
+        """Receive a message of a request with a settlement. Note that the client has gone: a layer such as Starlette's
+        BaseHTTPMiddleware then ends the body as if all of it was sent.
+        """
+        message = await receive()
+        if message["type"] == "http.disconnect" and self.settlement is not None:
+            self.settlement.is_cut = True
+        return message
+
     async def _settle_and_send(self, message: Message, settlement: AsyncSettlement, send: Send) -> None:
         """Send a message of a request with a settlement: refund, renew or release charges if the message needs it."""
         message = listed(message) if message["type"] in BEGINNINGS else message
         response = None if settlement.answered_once else response_of(message)
         if response is None:
+            settlement.read_file(message.get("path"))  # of "http.response.pathsend"
             await settlement.going_on(message.get("body", b""))
         else:  # before the fields: they show what the refund has left
             self.regain(await settlement.answered(response))
         if self.decision is not None and message["type"] in STARTS:
             message = with_fields(message, self.decision, self.gate.settings.headers)
+        complete = not settlement.is_cut  # before: servers say "disconnect" also after the last byte
         await send(message)
         if is_last(message):
-            await settlement.sent()
+            await settlement.sent(complete=complete)
 
 
 def charge(scope: Scope, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> AsyncCharge:
@@ -340,7 +352,7 @@ class RateLimitMiddleware:
             SERVED.set(scope)
             try:
                 try:  # every other error of the application passes
-                    await self.app(scope, receive, adding)
+                    await self.app(scope, receive if state.settlement is None else partial(state.hear, receive), adding)
                 except (RateLimitExceeded, RuntimeError) as error:
                     if not state.takes(error):
                         raise
@@ -615,7 +627,7 @@ def listed(message: Message) -> Message:
 
 def is_last(message: Message) -> bool:
     """True if this message is the end of the body."""
-    return message["type"] == HTTP[1] and not message.get("more_body", False)
+    return message["type"] in _BODIES and not message.get("more_body", False)
 
 
 _NAMES: Final = frozenset([name.encode("latin-1") for name in NAMES])

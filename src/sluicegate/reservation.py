@@ -45,16 +45,20 @@ class Correction(NamedTuple):
 
     def make(self, store: Store) -> None:
         """Make the correction."""
-        if self.debts.checks:
-            store.run(self.debts)
-        if self.refunds.checks:
-            store.refund(self.refunds, self.outcomes)
+        try:
+            if self.debts.checks:
+                store.run(self.debts)
+        finally:
+            if self.refunds.checks:
+                store.refund(self.refunds, self.outcomes)
 
     async def make_async(self, store: AsyncStore) -> None:
-        if self.debts.checks:
-            await store.run(self.debts)
-        if self.refunds.checks:
-            await store.refund(self.refunds, self.outcomes)
+        try:
+            if self.debts.checks:
+                await store.run(self.debts)
+        finally:
+            if self.refunds.checks:
+                await store.refund(self.refunds, self.outcomes)
 
 
 @lru_cache(maxsize=1024)  # always the same object: a Run and the deny cache know terms by identity

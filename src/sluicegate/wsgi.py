@@ -344,7 +344,8 @@ class RateLimitMiddleware:
             if state.decision is not None:
                 fields = fields_for(state.decision, self.settings.headers, status=code)
                 headers = merge(headers, fields) if fields else headers
-            return start_response(status, headers, exc_info)
+            write = start_response(status, headers, exc_info)
+            return write if state.settlement is None else partial(_write, state, write)
 
         return respond
 
@@ -397,6 +398,12 @@ class SettlingBody:
             _close(self.chunks)
         finally:
             self._state.closed()
+
+
+def _write(state: SyncState, write: Callable[[bytes], object], part: bytes) -> object:
+    """Write a part of the body as an old application does, and note it."""
+    state.going_on(part)
+    return write(part)
 
 
 def closing(close: Callable[[], object] | None, end: Callable[[], None]) -> Callable[[], None]:

@@ -255,3 +255,37 @@ def test_a_refusal_in_the_view_gives_the_estimate_back() -> None:
     for _ in range(2):  # the second is refused
         run_asgi(app, cut=False)
     assert left(store) == 99, "a byte of the first; of the refused one nothing"
+
+
+def test_wsgi_counts_what_an_old_application_writes() -> None:
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        write = start_response("200 OK", [])
+        write(b"three")
+        return [b"two"]
+
+    ENDED.clear()
+    limited = sluicegate.wsgi.RateLimitMiddleware(app, rules=[RULE])
+    environ: dict[str, Any] = {}
+    setup_testing_defaults(environ)
+    written: list[bytes] = []
+    body: Any = limited(environ, lambda *_: written.append)
+    assert [*written, *body] == [b"three", b"two"]
+    body.close()
+    assert [(each.size, each.complete) for each in ENDED] == [(8, True)]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(("method", "size"), [("GET", 3), ("HEAD", 0)])
+def test_flask_sends_no_body_for_a_head(streams: bool, method: str, size: int) -> None:
+    app = Flask("costs")
+    sluicegate.flask.RateLimiter(app)
+
+    @app.get("/page")
+    @sluicegate.flask.limit("100/day", cost_after=by_size, **OPTIONS)
+    def page() -> FlaskResponse:
+        return FlaskResponse(iter(["x", "yz"]) if streams else "xyz")
+
+    ENDED.clear()
+    with app.test_client().open("/page", method=method) as answer:
+        assert len(answer.get_data()) == size
+    assert [(each.size, each.complete) for each in ENDED] == [(size, True)]

@@ -513,10 +513,10 @@ def _ending(response: Response, state: FlaskRequestState) -> Response:
     response = ending(response, state.closed)  # also if it holds nothing yet: the stream may take a slot
     if state.settlement is not None and state.settlement.holds:
         response.direct_passthrough = False  # with it, werkzeug gives a file to the server and closes only the file
-        if response.is_streamed:
+        if response.is_streamed and state.environ["REQUEST_METHOD"] != "HEAD":
             response.response = SettlingBody(cast("Iterable[bytes]", response.response), state)
         else:
-            for part in response.iter_encoded():
+            for part in response.get_app_iter(state.environ):  # what werkzeug sends: nothing for a HEAD
                 state.going_on(part)
             state.completed()
     state.is_closed_later = not response.direct_passthrough

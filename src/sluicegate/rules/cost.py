@@ -15,7 +15,7 @@ from sluicegate.errors import RuleError, shows_half_made
 from sluicegate.plan import Terms
 from sluicegate.rules.response import Response
 from sluicegate.rules.terms import whole_cost
-from sluicegate.runtime.awaiting import waits
+from sluicegate.runtime.awaiting import close_unawaited, waits
 
 HEAD: Final = 4_096  # bytes: the first event of a stream is shorter
 TAIL: Final = 16_384  # bytes: the last events of a stream, or the end of a JSON body
@@ -107,6 +107,8 @@ def units(rule: str, option: str, read: Callable[[], object]) -> int | None:
     """
     try:
         found = read()
+        if waits(found):
+            close_unawaited(found)
         return None if found is None and option == "cost_after" else whole_cost(option, found)
     except Exception as error:  # noqa: BLE001  # whatever a function of the user's raises is logged
         _report(rule, option, error)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from sluicegate.clock import MICROSECOND
@@ -23,6 +24,7 @@ from sluicegate.plan import Check, Decision, Outcome, Plan
 from sluicegate.reservation import IN_FLIGHT, Correction
 from sluicegate.rules.cost import Body, Ended, units, untold
 from sluicegate.rules.response import Response
+from sluicegate.runtime import fork
 from sluicegate.stores.completion import Steps, complete, running_loop
 from sluicegate.web.charges import Charges, Due, apart, due, held, owed, refundable
 
@@ -53,6 +55,7 @@ class _Settlement:
     def __init__(self, store: Any, now_us: Callable[[], int]) -> None:
         self.answered_once = False
         self.complete = False  # whether the whole response was sent
+        self.is_cut = False  # whether the client has gone while it was sent
         self.is_over = False  # whether the request has ended: a thread that Django left behind may still add a charge
         self._store = store
         self._now_us = now_us
@@ -62,6 +65,7 @@ class _Settlement:
         self._told: dict[int, object] = {}  # the costs that the view has told, by the object identity of the outcome
         self._response = _FAILED  # until one has started
         self._body: Body | None = None  # until a part of it was sent
+        self._process = fork.generation()
         self._renew_at = 0
         self._third_us = 0  # of the shortest lease: if one renewal fails, the next one still comes in time
 
@@ -111,6 +115,13 @@ class _Settlement:
             self._body = self._body or Body()
             self._body.add(part.encode() if isinstance(part, str) else part)
 
+    def read_file(self, path: str | None) -> None:
+        """Note a file that the server sends as the body, if there is one."""
+        if self._costs and path is not None:
+            self._body = self._body or Body()
+            with suppress(OSError):  # the server raises it where the application can see it
+                self._body.size += Path(path).stat().st_size
+
     def _correction(self) -> Correction:
         """Return what corrects the costs to what the view or the response tells. An unknown cost stays the estimate."""
         costs, self._costs, told = self._costs, [], self._told
@@ -140,6 +151,7 @@ class _Settlement:
 
     def _refunds(self, response: Response) -> list[Charges]:
         """Return the charges that this response refunds. Another response that replaces it may refund other charges."""
+        self._disown()
         self.answered_once, self._response = True, response
         given = [refundable(charges, response) for charges in self._waiting]
         self._waiting = [
@@ -154,6 +166,11 @@ class _Settlement:
         """
         return not self.answered_once and (error is None or isinstance(error, Exception))
 
+    def _disown(self) -> None:
+        """In the child of a fork, forget all charges: they are the parent's, which settles them."""
+        if self._process != fork.generation():
+            self._process, self._waiting, self._held, self._costs = fork.generation(), [], [], []
+
     def _is_stale(self) -> bool:
         return bool(self._held) and self._now_us() >= self._renew_at
 
@@ -162,6 +179,7 @@ class _Settlement:
 
     def _take(self, released: Sequence[HeldCharges]) -> list[Due]:
         """Return what to refund to release these charges, if they are still held. From now on they are not."""
+        self._disown()
         taken: list[Due] = []
         for each in [*released]:
             with suppress(ValueError):  # another thread of the request was quicker
@@ -213,12 +231,14 @@ class Settlement(_Settlement):
             self._renewed()
 
     def ended(self) -> None:
-        """Settle the costs, and release the held charges."""
+        """Release the held charges, and settle the costs: in this order, so that no function of the user's that raises
+        keeps a slot.
+        """
         self.is_over = True  # first: a charge that comes from now on is released at once
+        self.release(self._held)
         if self._costs:
             with suppress(StoreError):
                 self._correction().make(self._store)
-        self.release(self._held)
 
     def release(self, released: Sequence[HeldCharges]) -> None:
         """Release some of the held charges, before the request ends."""
@@ -281,11 +301,11 @@ class AsyncSettlement(_Settlement):
         if self._held or self._costs:  # not `holds`: a call less in each request
             await self._steps.do(self._end)
 
-    async def sent(self) -> None:
+    async def sent(self, *, complete: bool) -> None:
         """Do the same when the last byte was sent, except for the slots of `with` blocks, which a background task may
         have begun.
         """
-        self.complete = True
+        self.complete = complete
         if self._held or self._costs:
             await self._steps.do(partial(self._end, outside=True))
 
@@ -324,10 +344,10 @@ class AsyncSettlement(_Settlement):
         self._arm()
 
     async def _end(self, *, outside: bool = False) -> None:
+        await self._release([each for each in self._held if not (outside and each.in_block)])
         if self._costs:
             with suppress(StoreError):
                 await self._correction().make_async(self._store)
-        await self._release([each for each in self._held if not (outside and each.in_block)])
 
     async def _release(self, released: Sequence[HeldCharges] | None = None) -> None:
         await self._refund_all(self._take(self._held if released is None else released))
