@@ -19,6 +19,8 @@ from sluicegate.errors import AlgorithmError, AsyncMismatchError, QuotaError, Ru
 from sluicegate.identity import identity_text
 from sluicegate.limiter import OPTIONS
 from sluicegate.plan import Check, Outcome, Plan
+from sluicegate.rules.ban import Ban, with_bans
+from sluicegate.rules.rule import Rule
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from sluicegate.stores.redis import AsyncRedisStore, RedisStore
 from sluicegate.stores.wrappers import StoreOptions
@@ -227,6 +229,14 @@ def test_two_quotas_of_one_rate_hold_both(limiter: Any, algorithm: str) -> None:
 def test_a_concurrency_has_no_algorithm() -> None:
     with pytest.raises(RuleError, match="a Concurrency counts without one"):
         Limiter().limit("2 at once", algorithm="gcra")
+
+
+def test_usage_reads_a_ban_beside_limits_that_are_used_later(limiter: Any) -> None:
+    ban = Ban(after=2, within=60, duration=60)
+    (rule,) = Rule(name="login", quota="2/minute", ban=ban).terms("sliding-window")
+    limiter.run(Plan(with_bans([Check(rule, identity_text("alice"), 1)])))
+    limiter.hit("5/minute", "alice", action="reply")
+    assert [(each.rule, each.used) for each in limiter.usage("alice")] == [("login", 1), ("reply", 1)]
 
 
 @pytest.mark.parametrize("call", ["ban", "unban", "bans", "lasting"])

@@ -30,6 +30,7 @@ from sluicegate.errors import (
 from sluicegate.identity import Seal, digest, identity_text
 from sluicegate.observe.usage import Budget, budgets_of
 from sluicegate.plan import (
+    BAN,
     Check,
     Checks,
     Decision,
@@ -899,8 +900,9 @@ def _all_of(limiter: _Engine[Any], text: str) -> Plan:
     known: dict[str, dict[Quota, Terms]] = {}
     for each in [each for of in limiter.runs.values() for terms in [*of] for each in terms]:
         known.setdefault(each.rule_id, {})[each.quota] = each
-    sure = limiter.present(tuple([each for quotas in known.values() if len(quotas) == 1 for each in quotas.values()]))
-    return Plan(tuple([Check(each, text, 0) for each in sure]), charge=False)
+    sure = [each for quotas in known.values() if len(quotas) == 1 for each in quotas.values()]
+    bans_last = sorted(sure, key=lambda each: each.algorithm == BAN)  # as in every plan: see `Plan`
+    return Plan(tuple([Check(each, text, 0) for each in limiter.present(tuple(bans_last))]), charge=False)
 
 
 def _terms_of(ban: Ban) -> Terms:

@@ -118,8 +118,8 @@ Network = Callable[[], str] | None
 
 @final
 class Plan(NamedTuple):
-    """The checks of one request. Each check has a different budget. Either all checks are charged or none.
-    `charge=False` charges none.
+    """The checks of one request. Each check has a different budget, and bans come last. Either all checks are charged
+    or none. `charge=False` charges none.
 
     With `forced=True` each check is charged, allowed or not, up to its limit, because the units have already been used.
     """
