@@ -145,7 +145,6 @@ OTHERS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], list[int]]] = {
     "every algorithm": ([], {"algorithm": "gcra"}, [200, 200, 200, 200, 200]),
     "two quotas": ([], {"quota": "1/minute; 5/day"}, [200, 200, 200, 429, 200]),
     "a cost": ([], {"cost": 2}, [200, 200, 200, 429, 200]),
-    "a charge that is given back is not remembered": ([], {"refund_when": bool}, [200, 200, 200, 200, 200]),
     "in shadow": ([], {"mode": "shadow"}, [200, 200, 200, 200, 200]),
     "a second rule with a record": ([{**RULE, "name": "b", "quota": "1/hour"}], {}, [200, 200, 200, 429, 200]),
 }
@@ -294,8 +293,10 @@ def test_nothing_is_stored_in_clear(valkey: Server) -> None:
         ({"once_per": "header:"}, "not the name of a header"),
         ({"once_per": 5}, "not the name of a header"),
         ({"once_per": "ip"}, "not the name of a header"),
-        ({"once_per": ONCE, "count_denied": True}, "charges a retry that is refused"),
-        ({"once_per": ONCE, "ban": Ban(after=3, within=60, duration=60)}, "charges a retry that is refused"),
+        ({"once_per": ONCE, "count_denied": True}, "how each request ends"),
+        ({"once_per": ONCE, "ban": Ban(after=3, within=60, duration=60)}, "how each request ends"),
+        ({"once_per": ONCE, "charge_when": bool}, "how each request ends"),
+        ({"once_per": ONCE, "refund_when": bool}, "how each request ends"),
         ({"once_per": ONCE, "cost": 0}, "charges nothing"),
         ({"once_per": ONCE, "quota": "2 at once"}, "no meaning for a Concurrency"),
     ],
@@ -303,6 +304,28 @@ def test_nothing_is_stored_in_clear(valkey: Server) -> None:
 def test_what_cannot_be(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(RuleError, match=problem):
         Rule(**{"name": "a", "quota": "1/minute", **options})
+
+
+@pytest.mark.parametrize("adapter", [in_starlette, in_flask])
+def test_a_retry_with_another_cost_is_charged(adapter: Any, store: str) -> None:
+    costs = iter([1, 1, 2, 2, 1])
+    rule = RULE | {"quota": "3/minute", "cost": lambda _: next(costs)}
+    with adapter(store=store, rules=[rule]) as client:
+        assert [sent(client, key) for key in "aaaab"] == [200, 200, 200, 200, 429]
+
+
+def test_a_view_that_charges_twice_charges_no_retry(store: str) -> None:
+    app = Flask("app")
+    flask.RateLimiter(app, store=store)
+
+    @app.post("/pay")
+    def pay() -> str:
+        for _ in range(2):
+            flask.charge(request, "2/minute", key="header:X-User", once_per=ONCE)
+        return "ok"
+
+    client = WsgiClient(app)
+    assert [sent(client, key) for key in "aaaaabac"] == [200] * 7 + [429]
 
 
 def test_a_charge_inside_a_view() -> None:

@@ -34,12 +34,13 @@ def header_of(once_per: object) -> str:
 def with_records(checks: Sequence[Check], caller: Caller) -> list[Check]:
     """Return the checks, followed by a check of the record for each rule with `once_per` whose header the request has.
 
-    A record belongs to an identity, so nobody can use the key of another one.
+    A record belongs to an identity, so nobody can use the key of another one, and to a cost, so a cheap request does
+    not make a dear one free.
     """
     records: dict[tuple[str, str], Check] = {}
-    for terms, identity, _ in checks:
+    for terms, identity, cost in checks:
         if terms.once is not None and (request := _request(caller, terms.once.per or "")) is not None:
-            records[terms.once.rule_id, identity] = Check(terms.once, f"{identity}~{request}", 1)
+            records[terms.once.rule_id, identity] = Check(terms.once, f"{identity}~{cost}.{request}", 1)
     return [*checks, *records.values()]
 
 

@@ -150,8 +150,8 @@ class Rule:
         when_to_refund(self.charge_when, self.refund_when)
         if self.once_per is not None:
             header_of(self.once_per)
-            for option, given in _given(self, ("ban", "count_denied", "estimate", "cost_after")):
-                problem = "it charges a retry that is refused, or that has ended, so it cannot stand beside once_per"
+            for option, given in _given(self, _NOT_AT_NO_COST[:-1]):  # all but itself
+                problem = "it looks at how each request ends, so it cannot stand beside once_per"
                 raise _error(option, given, problem, "make two rules")
         self._settle_cost()
         share(self.mode, self.enforce_percent)

@@ -86,7 +86,6 @@ def make_terms(
         algorithm="fixed-window",
         scope=f"{name if scope is None else scope}-once",
         on_store_failure=on_store_failure,
-        refund_when=refund_when,
     )
     record = record._replace(shadow=True, group=record.name, per=once_per)
     return tuple([each._replace(once=record) for each in terms])

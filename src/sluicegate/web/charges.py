@@ -80,13 +80,15 @@ def replaced(decision: Decision, returned: Charges, taken: Charges) -> Decision:
 
 
 def kept(decision: Decision | None) -> Charges:
-    """Return the charges of a request that were made and not refunded. A shadow check that would have refused is among
-    them, although it was not charged.
+    """Return the charges of a request that were made and not refunded, and those that a retry need not make. A shadow
+    check that would have refused is among them, although it was not charged.
     """
     if decision is None or not decision.allowed:
         return []  # of a refused request only the rules that count refusals were charged, and their charges stay
-    pairs = zip(decision.checks, decision.outcomes, strict=True)
-    return [(check, outcome) for check, outcome in pairs if check.cost > 0 and outcome.allowed]
+    pairs = list(zip(decision.checks, decision.outcomes, strict=True))
+    records = {check.terms.rule_id for check, _ in pairs if check.terms.per is not None and check.cost > 0}
+    free = [check for check, _ in pairs if check.terms.once is not None and check.terms.once.rule_id in records]
+    return [(check, outcome) for check, outcome in pairs if outcome.allowed and (check.cost > 0 or check in free)]
 
 
 def apart(charges: Charges) -> list[Charges]:
