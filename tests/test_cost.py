@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import random
+from pathlib import Path
 from time import process_time
 from typing import Any, cast
 from uuid import uuid4
@@ -237,6 +239,14 @@ def fails(_: object) -> Any:
     raise LookupError("alice")
 
 
+async def late() -> int:
+    return 3
+
+
+def awaited(_: object) -> Any:
+    return late()  # left unawaited, Python would warn, and a warning fails the test
+
+
 @pytest.mark.parametrize("wrong", [None, -1, 1.5, float("nan"), "3", True, fails])
 def test_a_wrong_cost_is_logged_once_a_minute(
     wrong: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -261,6 +271,54 @@ def test_a_wrong_cost_is_logged_once_a_minute(
         now[0] += 60
         asyncio.run(statuses(rule, 2))
         assert len(caplog.records) == 2 * len(lines)
+
+
+def test_a_cost_that_must_be_awaited_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
+    assert asyncio.run(statuses(Rule(name=uuid4().hex, quota="9/day", cost_after=awaited), 2)) == [200, 200]
+    assert "cost_after failed" in caplog.records[-1].getMessage()
+    gc.collect()
+
+
+# ---- the response in ASGI ---
+
+
+async def body_of(*given: Any, disconnects: bool = False) -> Ended:
+    """Return the response that `cost_after` gets, if the application sends these messages."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if disconnects:
+            await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for each in given:
+            await send(each)
+        await receive()  # as a layer that waits for the end of the client
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(0)
+
+    def noted(response: Ended) -> int:
+        seen.append(response)
+        return 1
+
+    seen: list[Ended] = []
+    rule = Rule(name="rows", quota="9/day", cost_after=noted)
+    await RateLimitMiddleware(app, rules=[rule])(make_scope(), receive, send)
+    return seen[0]
+
+
+@pytest.mark.parametrize(("disconnects", "complete"), [(False, True), (True, False)])
+def test_a_client_that_has_gone_is_noted_though_a_layer_ends_the_body(disconnects: bool, complete: bool) -> None:
+    last = {"type": "http.response.body", "body": b"", "more_body": False}
+    assert asyncio.run(body_of(last, disconnects=disconnects)).complete is complete
+
+
+def test_a_file_that_the_server_sends_has_its_size() -> None:
+    found = asyncio.run(body_of({"type": "http.response.pathsend", "path": __file__}))
+    assert (found.size, found.complete) == (Path(__file__).stat().st_size, True)
+    assert asyncio.run(body_of({"type": "http.response.pathsend", "path": f"{__file__}.none"})).size == 0
 
 
 # ---- the view tells -------------------------------------------------------------------------------------------------
@@ -321,10 +379,13 @@ CHAT = {
     "choices": [{"message": {"content": 'say "total_tokens": 1, and "usage": {"total_tokens": 2}'}}],
     "usage": {"prompt_tokens": 9, "completion_tokens": 12, "total_tokens": 21},
 }
+USAGE: dict[str, Any] = {
+    "input_tokens": 9, "cache_creation_input_tokens": 4, "cache_read_input_tokens": 500, "output_tokens": 12
+}  # fmt: skip
 MESSAGE = {
     "type": "message",
     "content": [{"type": "tool_use", "input": {"output_tokens": 1, "input_tokens": 0}}],
-    "usage": {"input_tokens": 9, "cache_creation_input_tokens": 4, "cache_read_input_tokens": 500, "output_tokens": 12},
+    "usage": USAGE,
 }
 
 
@@ -334,6 +395,8 @@ def events(*given: object) -> bytes:
     )
 
 
+ITERATIONS = [{"type": "message", "input_tokens": 1, "output_tokens": 2}] * 2
+SUMMED = {"output_tokens": 12, "iterations": ITERATIONS}
 CHUNK = {"choices": [{"delta": {"content": '"total_tokens": 5'}}], "usage": None}
 CHAT_STREAM = events(*[CHUNK] * 3_000, {"choices": [], "usage": CHAT["usage"]}, b"[DONE]")
 START = {"type": "message_start", "message": {"usage": {"input_tokens": 9, "output_tokens": 1}}}
@@ -359,9 +422,14 @@ def ended(body: bytes, *, part: int = 1_000, complete: bool = True) -> Ended:
         (openai_tokens, b'{"usage": {"total_tokens": 12345678901234567890}}', None),
         (openai_tokens, b'{"usage": {"total_tokens": 12', None),
         (openai_tokens, b"", None),
+        (openai_tokens, b'{"tools": [{"default": {"total_tokens": 0}}]}', None),  # JSON of the client
+        (openai_tokens, b'{"usage": {"details": {"total_tokens": 1}, "total_tokens": 7}}', 7),
         (anthropic_tokens, json.dumps(MESSAGE).encode(), 25),
         (anthropic_tokens, MESSAGE_STREAM, 21),
         (anthropic_tokens, events({"usage": {"output_tokens": 12}}), None),
+        (anthropic_tokens, events(START, DELTA), None),  # a gateway ends it politely after its upstream has died
+        (anthropic_tokens, json.dumps(MESSAGE | {"usage": USAGE | {"iterations": ITERATIONS}}).encode(), 25),
+        (anthropic_tokens, events(START, DELTA, {"type": "message_delta", "usage": SUMMED}), 21),
         (anthropic_tokens, b"{}", None),
     ],
 )
@@ -371,7 +439,15 @@ def test_readers_of_usage(read: Any, body: bytes, tokens: int | None, part: int)
 
 
 def test_a_stream_of_anthropic_that_is_cut_off_has_no_cost() -> None:
-    assert anthropic_tokens(ended(events(START, DELTA), complete=False)) is None
+    assert anthropic_tokens(ended(MESSAGE_STREAM, complete=False)) is None
+
+
+def test_a_stream_of_openai_that_is_cut_off_has_no_cost() -> None:
+    """Its start may repeat the tools of the client, with any JSON in them."""
+    created = events(
+        {"type": "response.created", "response": {"tools": [{"usage": {"total_tokens": 0}}], "usage": None}}
+    )
+    assert openai_tokens(ended(created, complete=False)) is None
 
 
 @given(st.lists(st.binary(max_size=50_000), max_size=12))
@@ -395,3 +471,16 @@ def test_a_long_stream_takes_little_memory_and_linear_time() -> None:
     assert min(seconds(80_000) for _ in range(3)) < 30 * min(seconds(8_000) for _ in range(3))
     hostile = b'"total_tokens"' + b" " * TAIL
     assert openai_tokens(Ended(200, tail=(hostile * 9)[-TAIL:])) is None
+
+
+@pytest.mark.parametrize(
+    "part", [b'"usage":{', b'"usage":{}', b'"usage":{{}', b'"iterations":[', b'"usage":{{"usage":{}']
+)
+@pytest.mark.parametrize("read", [openai_tokens, anthropic_tokens])
+def test_readers_take_linear_time(read: Any, part: bytes) -> None:
+    def seconds(size: int) -> float:
+        start = process_time()
+        assert read(Ended(200, head=b"{", tail=(part * size)[:size])) is None
+        return process_time() - start
+
+    assert min(seconds(200_000) for _ in range(3)) < 40 * min(seconds(20_000) for _ in range(3)) + 0.01
