@@ -99,6 +99,20 @@ def test_a_debt_is_paid_before_anything_passes(algorithm: str, data: st.DataObje
         assert not kept.decide(same, leaked - quota.period_us, 1, params)[0].allowed or first + debt < 2 * limit
 
 
+@pytest.mark.parametrize("limit", [50, 100, 1_000])
+@pytest.mark.parametrize("algorithm", EXAMINED)
+def test_a_refund_after_a_debt_is_exact(algorithm: Any, limit: int, valkey: Any) -> None:
+    valkey.flush()
+    period, options = ("calendar day", {}) if algorithm == "calendar" else ("day", {"algorithm": algorithm})
+    clock = ManualClock(1_760_000_000)
+    clock.advance_us(1)  # no moment that an algorithm rounds to
+    for url in ("memory://", valkey.url):
+        with Limiter(url, clock=clock, deadline=PATIENCE) as limiter:
+            for actual in (21, 0, 0, 0):
+                limiter.reserve(f"{limit}/{period}", "a", cost=20, **options).settle(actual)
+            assert limiter.peek(f"{limit}/{period}", "a", **options).remaining == limit - 21
+
+
 @pytest.mark.parametrize("algorithm", EXAMINED)
 def test_memory_and_the_server_agree_about_debts(algorithm: Any, valkey: Any) -> None:
     period, options = ("calendar hour", {}) if algorithm == "calendar" else ("minute", {"algorithm": algorithm})
