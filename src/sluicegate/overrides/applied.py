@@ -21,7 +21,8 @@ from sluicegate.rules.rollout import EVERYBODY
 from sluicegate.rules.rule import Rule
 from sluicegate.rules.terms import read
 
-_CACHED: Final = 4096  # pairs of a rule and an identity whose pattern is known: there may be 100 to compare with
+_CACHED: Final = 4096  # identities whose digest is known, which takes 1 µs; and pairs of a rule and an identity whose
+# pattern is known: there may be 100 to compare with
 _RULES: Final = 256  # of an application, that an override is made ready for
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -69,11 +70,11 @@ class Held:
         return (terms if found is None else found), share
 
 
-def keep(table: dict[Key, Value], key: Key, value: Value) -> None:
+def keep(table: dict[Key, Value], key: Key, value: Value, *, most: int = _RULES) -> None:
     """Keep a value in a table that is emptied when it is full: an application has few rules, but a throttle of REST
     framework makes one ready for each request.
     """
-    if len(table) >= _RULES:
+    if len(table) >= most:
         table.clear()
     table[key] = value
 
@@ -98,13 +99,17 @@ class Applied:
             else:
                 self._others[each.rule, each.tier] = held
         self._every, self._raw = self._digests.get(EVERY_RULE), raw_digests()
+        self._raws: dict[str, bytes] = {}
         self._matching = lru_cache(_CACHED)(self._match)
 
     def of(self, rule: str, identity: str, tier: str | None) -> Held | None:
         """Return what holds for an identity under a rule; None: the rule itself. The gate and the commands ask here."""
         own, every = self._digests.get(rule), self._every
         if own or every:
-            who = self._raw(identity if self._seal is None else self._seal(identity))
+            who = self._raws.get(identity)
+            if who is None:
+                who = self._raw(identity if self._seal is None else self._seal(identity))
+                keep(self._raws, identity, who, most=_CACHED)
             if own and who in own:
                 return own[who]
             if every and who in every:
