@@ -60,7 +60,7 @@ def test_the_workflow_has_each_python_that_the_package_names() -> None:
 def test_a_workflow_runs_our_scripts_and_pinned_actions(workflow: str) -> None:
     for command in re.findall(r"run: (.+)", WORKFLOWS[workflow]):
         script = command.removeprefix("sudo ").split()[0]
-        assert script == "gh" or "${{" in script or (ROOT / script).exists(), command
+        assert script in ("gh", "go") or "${{" in script or (ROOT / script).exists(), command
     for action in re.findall(r"uses: (.+)", WORKFLOWS[workflow]):
         assert re.fullmatch(r"\./\.github/workflows/\w+\.yml|[\w/-]+@[0-9a-f]{40} # v[\d.]+", action)
 
