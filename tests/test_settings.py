@@ -270,7 +270,7 @@ def test_rules_from_mappings_have_every_option_of_a_rule() -> None:
         "cost_after": None,
         "unit": "tokens",
         "per_method": True,
-        "once_per": "header:Idempotency-Key",
+        "once_per": None,  # nor beside charge_when
         "error_message": "Slow down.",
         "on_denied": slow,
     }

@@ -21,8 +21,20 @@ from sluicegate.stores.wrappers import PREFIX
     "--prefix", default=PREFIX, show_default=True, envvar="SLUICEGATE_PREFIX", help="That of the application."
 )
 @click.option("--secret", envvar="SLUICEGATE_SECRET", show_envvar=True, help="That of the application, if it has one.")
-@click.option("--ipv6-prefix", default=IPV6_PREFIX, show_default=True, help="Bits that the application counts by.")
-@click.option("--ipv4-prefix", default=IPV4_PREFIX, show_default=True, help="Bits that the application counts by.")
+@click.option(
+    "--ipv6-prefix",
+    default=IPV6_PREFIX,
+    show_default=True,
+    type=click.IntRange(0, 128),
+    help="Bits that the application counts by.",
+)
+@click.option(
+    "--ipv4-prefix",
+    default=IPV4_PREFIX,
+    show_default=True,
+    type=click.IntRange(0, 32),
+    help="Bits that the application counts by.",
+)
 @click.option("--port", default=8090, show_default=True, type=click.IntRange(1, 65535), help="The port to listen on.")
 @click.option("--writable", is_flag=True, help="Let the page change something.")
 def dashboard(store: str, *, port: int, **options: Any) -> None:
