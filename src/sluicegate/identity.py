@@ -212,14 +212,10 @@ def digest_bytes(text: str) -> bytes:
     return b2a_base64(_hashed(text, size=16), newline=False).translate(_URL_SAFE, b"=")
 
 
-packed_digest: Final = lru_cache(maxsize=4096)(digest_bytes)
-"""The same. Cached, because most identities come again."""
-
-
 @cache
 def raw_digests() -> Callable[[str], bytes]:
     """Return a function that returns the same 128 bits, not as characters. For an index of many digests: it takes a
-    third of the time, so a new identity needs no cache.
+    third of the time.
     """
     empty = _blake2b()(digest_size=16).copy  # a copy costs less than another hash
 

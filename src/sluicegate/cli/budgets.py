@@ -24,10 +24,9 @@ from sluicegate.identity import Digested, Identity, Seal, digest
 from sluicegate.identity import identity_text as plain_text
 from sluicegate.limiter import Limiter
 from sluicegate.overrides import Action, Override, Overrides
-from sluicegate.overrides.applied import Applied, Held, terms_with
+from sluicegate.overrides.applied import Applied, Held, rules_for, terms_with
 from sluicegate.overrides.file import Watched, overrides_in
 from sluicegate.overrides.follow import mark_of
-from sluicegate.overrides.override import EVERY_RULE
 from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.replay.words import count, key_text
 from sluicegate.rules.ban import Ban
@@ -140,11 +139,7 @@ class Budgets:
 
     def meant(self, rule: str, quota: str | None) -> list[Rule]:
         """Return the rules that an override is for. Raises OverrideError if one of them cannot have the quota."""
-        found = [each for each in self.rules if rule in (EVERY_RULE, each.name)]
-        if quota is not None:
-            for each in found:
-                terms_with(each, quota, algorithm=self.settings.algorithm)
-        return found
+        return rules_for(rule, self.rules, quota, algorithm=self.settings.algorithm)
 
     def sealed(self, text: str) -> str:
         """Return the text of an identity in the form that the store gets."""

@@ -24,7 +24,7 @@ from sluicegate.clock import MICROSECOND, epoch_seconds
 from sluicegate.identity import Digested, digest, identity_text
 from sluicegate.overrides import Action, Entry, Override, Overrides
 from sluicegate.overrides.follow import processes, who_follows
-from sluicegate.overrides.override import EVERY_RULE, Document, sample_of
+from sluicegate.overrides.override import EVERY_RULE, LONGEST, Document, sample_of
 from sluicegate.replay.words import count
 from sluicegate.stores import HISTORY
 
@@ -71,9 +71,9 @@ def _place(shell: Shell, *, lists: bool = False) -> Generator[Budgets]:
 
 def _author() -> str:
     try:
-        return f"{getuser()}@{gethostname()}"[:200]
+        return f"{getuser()}@{gethostname()}"[:LONGEST]
     except (OSError, KeyError):  # a container may have no such user
-        return gethostname()[:200]
+        return gethostname()[:LONGEST]
 
 
 class _Asking:

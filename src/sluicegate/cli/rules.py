@@ -35,9 +35,9 @@ def check(file: Path, *, as_json: bool) -> None:
     """Say whether the rules or overrides in a file can hold, with the first error of each and its line. `diff` looks at
     more.
     """
-    text = Watched(str(file)).changed() or ""
-    held = overrides_in(text, str(file), lambda word: identity_text(typed_identity([word])))
-    found = _read(file, DEFAULT, required=not held)
+    text, path = _text(file), str(file)
+    held = overrides_in(text, path, lambda word: identity_text(typed_identity([word])))
+    found = read_rules(text, path, algorithm=DEFAULT, required=not held)
     if as_json:
         rules = [{"name": rule.name, **_facts(rule)} for rule in found]
         print_json({"rules": rules, "overrides": [facts_of(one) for one in held]})
@@ -51,9 +51,10 @@ def check(file: Path, *, as_json: bool) -> None:
 @operated()
 def diff(shell: Shell, file: Path) -> None:
     """Show what would change if the application had the rules of this file, or the error of its endpoints."""
-    changes: list[tuple[str, ...]] = []
+    changes, text = list[tuple[str, ...]](), _text(file)
     for limiting in shell.application.limiters:
-        settings, read = limiting.settings, _read(file, limiting.settings.algorithm)
+        settings = limiting.settings
+        read = read_rules(text, str(file), algorithm=settings.algorithm)
         limiting.gate.try_rules(read)  # raises what a process refuses
         now = {rule.name: _facts(rule) for rule in settings.rules if isinstance(rule, Rule)}
         then = {rule.name: _facts(rule) for rule in read}
@@ -67,9 +68,9 @@ def diff(shell: Shell, file: Path) -> None:
     shell.tell({"changes": facts}, rows if changes else "Nothing would change.")
 
 
-def _read(file: Path, algorithm: str, *, required: bool = True) -> tuple[Rule, ...]:
-    """Read a file as an application does, with the same errors."""
-    return read_rules(Watched(str(file)).changed() or "", str(file), algorithm=algorithm, required=required)
+def _text(file: Path) -> str:
+    """Return the text of a file, read as an application does, with the same errors."""
+    return Watched(str(file)).changed() or ""
 
 
 def _facts(rule: Rule) -> dict[str, str]:

@@ -26,7 +26,7 @@ from sluicegate.limiter import AsyncLimiter, Limiter
 from sluicegate.observe.status import describe
 from sluicegate.overrides import Entry, Override, Overrides
 from sluicegate.overrides.follow import who_follows
-from sluicegate.overrides.override import DIGEST, EVERY_RULE
+from sluicegate.overrides.override import DIGEST, EVERY_RULE, LONGEST
 from sluicegate.plan import BAN
 from sluicegate.replay.words import span
 from sluicegate.rules.key import Caller
@@ -149,7 +149,7 @@ class Dashboard:
             return _answer(HTTPStatus.SEE_OTHER, Location=f"identity?who={who}")
         if not self._writable:
             return self._says(HTTPStatus.FORBIDDEN, "This dashboard is read-only: it is made without writable=True.")
-        by = granted[:200] if isinstance(granted, str) else "dashboard"
+        by = granted[:LONGEST] if isinstance(granted, str) else "dashboard"
         match path:
             case "/reset":  # under one rule, such as a ban, or under all that are known
                 named = self._text_of(form.get("who", ""))

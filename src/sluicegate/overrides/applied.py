@@ -43,6 +43,16 @@ def terms_with(rule: Rule, quota: str, *, algorithm: str) -> tuple[Terms, ...]:
     return replace(rule, quota=quota).terms(algorithm)  # a Rule checks its cost against the quota too
 
 
+def rules_for(name: str, rules: Iterable[Rule], quota: str | None, *, algorithm: str) -> list[Rule]:
+    """Return those of the rules that an override of this rule is for. Raises ConfigurationError if one of them cannot
+    have the quota.
+    """
+    found = [each for each in rules if name in (EVERY_RULE, each.name)]
+    for each in found if quota is not None else ():
+        terms_with(each, str(quota), algorithm=algorithm)  # raises if the rule cannot have it
+    return found
+
+
 class Held:
     """One override, as a decision uses it."""
 

@@ -25,7 +25,7 @@ MOST: Final = 10_000  # overrides of a document: each process keeps all of them
 MOST_PATTERNS: Final = 100  # of them with a pattern: a new identity is compared with each
 _BY_HAND: Final = "write overrides with the command or the API; sluicegate override remove '*' removes all"
 _TEXTS: Final = ("rule", "action", "by", "why", "id")
-_LONGEST: Final = 200  # characters of each
+LONGEST: Final = 200  # characters of each of these texts
 _HEAD: Final = re.compile(r"sluicegate ([0-9]{1,15}) ([0-9]{1,15})(?: ([^ ]*))?")
 DIGEST: Final = re.compile(r"[\w-]{22}", re.ASCII)
 _PATTERN: Final = re.compile(r"(user:|text:|ip:|header:[^=*]+=|path:[^=*]+=)([^*]*)\*([^*]*)", re.DOTALL)
@@ -66,8 +66,8 @@ class Override:
     def __post_init__(self) -> None:
         for option in _TEXTS:
             given = getattr(self, option)
-            if not isinstance(given, str) or len(given) > _LONGEST:
-                raise _error(option, str(given)[:20], "not text, or too long", f"give {_LONGEST} characters at most")
+            if not isinstance(given, str) or len(given) > LONGEST:
+                raise _error(option, str(given)[:20], "not text, or too long", f"give {LONGEST} characters at most")
             if _CONTROL.search(given):  # a list has a line for each override
                 raise _error(option, given[:20], "more than a line of text", "give text without control characters")
         if not self.rule:

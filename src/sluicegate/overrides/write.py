@@ -25,7 +25,7 @@ _BUSY: Final = "others change them at the same time; try again"
 _EXPECTED: Final = 'give a datetime with its zone, seconds, a timedelta, or words like "2h" or "7 days"'
 
 Plan = Callable[[tuple[Override, ...], Sequence[str | bytes]], Entry]
-"""Makes a change from the set that holds, and from the last entry of the history."""
+"""Makes a change from the set that holds, and from the last entry of the history, which only `undo` reads."""
 
 
 def _now_us() -> int:
@@ -183,16 +183,17 @@ class Overrides(_Writer):
 
     def undo(self, *, by: str = "", why: str = "") -> Entry:
         """Take back the last change; a second `undo` makes that change again. Return the change."""
-        return self._write(_undoing(by=by, why=why))
+        return self._write(_undoing(by=by, why=why), undoes=True)
 
     def history(self, count: int = 20) -> builtins.list[Entry]:
         """Return the last changes, the newest first: 1,000 are kept."""
         return [Entry.of(text) for text in self._store.override_entries(count)]
 
-    def _write(self, plan: Plan, *, clears: bool = False) -> Entry:
+    def _write(self, plan: Plan, *, clears: bool = False, undoes: bool = False) -> Entry:
         for _ in range(_TRIES):
             text = self._store.read_overrides(b"") or b""
-            history = self._store.override_entries(1)  # after the set: an older one would not be the last change
+            # After the set: an older one would not be the last change.
+            history = self._store.override_entries(1) if undoes else ()
             entry, after = _changed(text, plan, history=history, clears=clears)
             if self._store.write_overrides(text, after, entry.text()):
                 return entry
@@ -212,15 +213,15 @@ class AsyncOverrides(_Writer):
         return await self._write(_removing(which, by=by, why=why), clears=which == EVERY_RULE)
 
     async def undo(self, *, by: str = "", why: str = "") -> Entry:
-        return await self._write(_undoing(by=by, why=why))
+        return await self._write(_undoing(by=by, why=why), undoes=True)
 
     async def history(self, count: int = 20) -> builtins.list[Entry]:
         return [Entry.of(text) for text in await got(self._store.override_entries(count))]
 
-    async def _write(self, plan: Plan, *, clears: bool = False) -> Entry:
+    async def _write(self, plan: Plan, *, clears: bool = False, undoes: bool = False) -> Entry:
         for _ in range(_TRIES):
             text = await got(self._store.read_overrides(b"")) or b""
-            history = await got(self._store.override_entries(1))
+            history = await got(self._store.override_entries(1)) if undoes else ()
             entry, after = await apart(_changed, text, plan, history=history, clears=clears)
             if await got(self._store.write_overrides(text, after, entry.text())):
                 return entry

@@ -222,8 +222,7 @@ class Settlement(_Settlement):
         """Note a part of the body, and renew the held charges if a third of the lease has passed. Call it while the
         response is being sent.
         """
-        if self._costs:
-            self.read(part)
+        self.read(part)
         if self._is_stale():
             for each in self._held:
                 with suppress(StoreError):
@@ -291,8 +290,7 @@ class AsyncSettlement(_Settlement):
         return given
 
     async def going_on(self, part: bytes | str = b"") -> None:
-        if self._costs:
-            self.read(part)
+        self.read(part)
         if self._is_stale():
             await self._steps.do(self._renew)
 

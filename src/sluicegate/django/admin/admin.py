@@ -19,13 +19,12 @@ from sluicegate.django.admin.forms import OverrideForm
 from sluicegate.django.overview import endpoint_rules
 from sluicegate.errors import OverrideError, SluicegateError
 from sluicegate.overrides import Entry, Override, Overrides
-from sluicegate.overrides.applied import terms_with
-from sluicegate.overrides.override import EVERY_RULE
+from sluicegate.overrides.applied import rules_for
+from sluicegate.overrides.override import LONGEST
 from sluicegate.rules.rule import Rule
 from sluicegate.web.gate import AsyncGate, Gate
 
 _SHOWN: Final = 50  # changes of the history
-_LONGEST: Final = 200  # characters of an author
 
 
 @admin.register(models.Override)
@@ -85,7 +84,7 @@ def _rules(gate: Gate | AsyncGate) -> list[Rule]:
 
 def _change(request: HttpRequest, gate: Gate | AsyncGate, form: OverrideForm) -> str:
     """Make the change that a person has asked for. Return what was done."""
-    office, by, do = _office(request), request.user.get_username()[:_LONGEST], request.POST.get("do")
+    office, by, do = _office(request), request.user.get_username()[:LONGEST], request.POST.get("do")
     if do == "remove":
         entry = office.remove(request.POST.get("id", ""), by=by)
     elif do == "undo":
@@ -93,9 +92,7 @@ def _change(request: HttpRequest, gate: Gate | AsyncGate, form: OverrideForm) ->
     elif do == "set":
         given = {name: value for name, value in form.cleaned_data.items() if value}
         rule, quota = given.pop("rule"), given.pop("quota", None)
-        for each in form.rules:
-            if quota is not None and rule in (EVERY_RULE, each.name):
-                terms_with(each, quota, algorithm=gate.settings.algorithm)  # raises if the rule cannot have it
+        rules_for(rule, form.rules, quota, algorithm=gate.settings.algorithm)  # raises if one cannot have the quota
         if "identities" in given:
             given["identities"] = [gate.typed([each]) for each in given["identities"]]
         made = office.set(rule, quota, by=by, **given)

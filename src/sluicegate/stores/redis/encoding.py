@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from sluicegate.algorithms import fixed_window, gcra, sliding_counter, sliding_window
 from sluicegate.algorithms.checks import MAX
 from sluicegate.clock import MICROSECOND, Clock, read_us
-from sluicegate.identity import digest, packed_digest
+from sluicegate.identity import digest, digest_bytes
 from sluicegate.plan import BAN, NEVER, Check, Checks, Outcome, Outcomes, Plan, Terms, in_shadow, new, strikers
 from sluicegate.stores import Mode, mode_of, terms_of, valid_prefix
 from sluicegate.stores.redis.commands import (
@@ -56,6 +56,9 @@ _ONE: Final = bulk(1)
 
 Decode = Callable[[Checks, Any], Outcomes]
 """Makes one outcome for each check from a script's reply."""
+
+packed_digest: Final = lru_cache(maxsize=4096)(digest_bytes)
+"""The digest of an identity as bytes. Cached, because most identities come again."""
 
 
 class Encoder:

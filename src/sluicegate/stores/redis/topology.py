@@ -14,9 +14,9 @@ from typing import Any, Final, cast
 
 from sluicegate.clock import monotonic
 from sluicegate.errors import StoreError
-from sluicegate.identity import packed_digest
 from sluicegate.observe.status import TopologyName
 from sluicegate.stores.redis.commands import Command, pack
+from sluicegate.stores.redis.encoding import packed_digest
 from sluicegate.stores.redis.failures import said
 from sluicegate.stores.redis.patience import PART
 from sluicegate.stores.redis.steps import MALFORMED, NO_SENSE, Address, NoReplyError, Send, Steps, address_from
