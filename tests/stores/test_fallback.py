@@ -584,6 +584,25 @@ def test_a_used_up_budget_is_free_when_it_would_be_in_the_store(clock: ManualClo
     assert store.run(Plan((wanted,)))[0].allowed
 
 
+@pytest.mark.parametrize("algorithm", NAMES)
+@pytest.mark.parametrize("used", [1, 3])
+def test_units_of_an_earlier_outage_stand_for_no_later_unit_of_the_store(
+    clock: ManualClock, algorithm: str, used: int
+) -> None:
+    """Both were used once. The unit of this process is free again before the store's."""
+    local_fallback, inside = LocalFallback(policy="local", clock=clock), MemoryStore(clock=clock)
+    early = check("8/minute", cost=used, algorithm=algorithm)
+    local_fallback.answer(Plan((early,)), DOWN)
+    clock.advance(40)
+    late = Plan((early._replace(cost=1),))
+    [noted] = outcomes = inside.run(late)
+    local_fallback.note(late.checks, outcomes)
+    look = Plan((early._replace(cost=0),), charge=False)
+    assert local_fallback.answer(look, DOWN)[0].remaining <= noted.remaining
+    clock.advance_us(noted.next_after - 1)
+    assert local_fallback.answer(look, DOWN)[0].remaining <= noted.remaining
+
+
 def test_units_that_are_free_again_are_not_charged_again(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
     store = around(inside, mode, clock)

@@ -148,17 +148,22 @@ class LocalFallback:
             self._memory.run(Plan((check._replace(terms=lasting(check.terms, left), cost=check.terms.limit),)))
 
     def _charge_used(self, plan: Plan, outcome: Outcome, *, now: int, free_at: int) -> None:
-        """Leave a budget at most its part of what the store had left, until the store's budget would be fully reset."""
+        """Leave a budget at most its part of what the store had left, until the store's budget would be fully reset.
+
+        What was used here and there becomes one charge. Units of an earlier outage may be free sooner than the store's,
+        so they do not stand for them.
+        """
         [check] = plan.checks
         terms = check.terms
         limit = terms.limit
         [here] = self._memory.run(plan._replace(checks=(check._replace(cost=0),)))
-        used = here.remaining - outcome.remaining * limit // max(1, outcome.limit)
+        used = limit - min(here.remaining, outcome.remaining * limit // max(1, outcome.limit))
         if used > 0:
-            if here.remaining == limit:  # as if charged at the time that frees it together with the store's budget
-                charged, _ = KEPT[terms.algorithm].decide(None, now, used, terms.params)
-                now = min(now, free_at - charged.reset_after)
-            self._memory.charge(plan._replace(checks=(check._replace(cost=used),)), at=now)
+            # As if charged at the time that frees it together with the later of the two.
+            charged, _ = KEPT[terms.algorithm].decide(None, now, used, terms.params)
+            at = min(now, max(free_at, now + here.reset_after) - charged.reset_after)
+            self._memory.forget(terms.rule_id, check.identity)
+            self._memory.charge(plan._replace(checks=(check._replace(cost=used),)), at=at)
 
     def _divided_plan(self, plan: Plan) -> Plan:
         return plan._replace(checks=tuple([self._divided_check(check) for check in plan.checks]))
