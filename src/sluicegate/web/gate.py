@@ -157,23 +157,23 @@ class _Rules:
 
     def _find(self, following: Following) -> Any:
         """Return what a look finds if it has changed, else None; perhaps an awaitable of it."""
-        store: Any = self.limiter.opened
-        if self._file is not None:
-            return self._file.changed()
+        source = self._source()
         # Tests put a store without overrides in the place of the limiter's: see `limits_off`.
-        return store.read_overrides(following.known) if hasattr(store, "read_overrides") else None
+        return source.read_overrides(following.known) if hasattr(source, "read_overrides") else None
+
+    def _source(self) -> Any:
+        """Return where the overrides are: a file, or the store."""
+        return self._file or self.limiter.opened
 
     def _is_here(self) -> bool:
         """True if a look takes no time: the overrides are in this process."""
-        return self._file is None and getattr(self.limiter.opened, "is_here", False)
+        return getattr(self._source(), "is_here", False)
 
     def _introduce(self, following: Following) -> Any:
         """Tell the server who looks, if it is time. Return what may have to be awaited."""
-        store: Any = self.limiter.opened
-        if self._file is None and hasattr(store, "add_counts"):
-            name = following.introduction(self.limiter.text(""))
-            return store.add_counts(name) if name else None
-        return None
+        source = self._source()
+        name = following.introduction(self.limiter.text("")) if hasattr(source, "add_counts") else None
+        return source.add_counts(name) if name else None
 
     def typed(self, words: Iterable[str]) -> Identity:
         """Return the identity that a person typed, as this application's keys give it."""
