@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import io
 import json
 import os
@@ -20,7 +21,7 @@ from click.testing import CliRunner
 
 from docs.pages import FENCE, ROOT
 from sluicegate.cli.commands import sluicegate
-from sluicegate.migrate import Migrated, migrate
+from sluicegate.migrate import Migrated, migrate, write
 
 PAGES = sorted(Path(__file__).parent.glob("*.md"))
 PEERS = re.compile(r"flask_limiter|slowapi|fastapi_limiter|pyrate_limiter|django_ratelimit|rest_framework.throttling")
@@ -112,6 +113,10 @@ DEFAULTS = FLASK.replace("(get_remote_address)", "(get_remote_address, default_l
 LONG = FLASK.replace("address)", "address, app=app, default_limits=['200/day', '50/hour'], application_limits=['9/s'])")
 DJANGO = "from django_ratelimit.decorators import ratelimit\n"
 PYRATE = "from fastapi_limiter.depends import RateLimiter\nfrom pyrate_limiter import Duration, Limiter, Rate\n"
+FACTORY = f"{FLASK.partition('limiter =')[0]}def make():\n    return Limiter(get_remote_address)\n\n\n"
+PAIR = FLASK.replace("limiter =", "limiter, db =").replace("address)", "address), SQLAlchemy()")
+ANNOTATED = FLASK.replace("limiter =", "limiter: Limiter =")
+NESTED = f"middle.register_blueprint(inner)\nouter.register_blueprint(middle)\n{BLUEPRINT}".replace("shop", "outer")
 SCOPED = "scope=lambda endpoint: request.host"
 HANDLER = "def slow(breach):\n    return str(breach.limit.limit)"
 
@@ -167,6 +172,28 @@ HANDLER = "def slow(breach):\n    return str(breach.limit.limit)"
         # What nothing uses, also where it is alone in a block.
         (f"{FLASK}from flask_limiter import HEADERS, RequestLimit", 'RateLimiter(key="ip")'),
         (f"if TYPING:\n    from flask_limiter import RequestLimit\n{FLASK}", "if TYPING:\n    pass"),
+        # What another function makes, or what stands beside something else.
+        (f"{FACTORY}limiter = make()\n@limiter.limit('5/hour')\ndef view(): ...", "@limit('5/hour')\n"),
+        (
+            f"{FACTORY}app = Flask()\napp.limiter = make()\n@app.limiter.limit('5/hour')\ndef view(): ...",
+            "@limit('5/hour')\n",
+        ),
+        (f"{FACTORY.replace('flask_limiter', 'slowapi')}app.state.limiter = make()", "settings=make())"),
+        (f"{PAIR}@limiter.limit('5/hour')\ndef view(): ...", "@limit('5/hour')\n"),
+        (f"{ANNOTATED}@limiter.limit('5/hour')\ndef view(): ...", 'limiter: RateLimiter = RateLimiter(key="ip")'),
+        (f"{ANNOTATED.replace('flask_limiter', 'slowapi')}app.state.limiter: object = limiter", "settings=limiter)"),
+        (f"{DJANGO}RATELIMIT_ENABLE: bool = False", 'SLUICEGATE = {"ENABLED": False}'),
+        # The limit of a blueprint holds for those inside it, in any order.
+        (f"{NESTED}@inner.get('/')\n@limiter.exempt\ndef view(): ...", "@exempt(defaults_only=True)"),
+        # A constant.
+        (f"{DJANGO}K = 'user_or_ip'\nratelimit(key=K, rate='5/m')(view)", "limit('5/m', key=\"user\")(view)"),
+        (f"{DJANGO}R = '5/m'\nratelimit(key='ip', rate=R)(view)", 'limit(R, key="ip")(view)'),
+        (f"{DJANGO}R = '5/month'\nratelimit(key='ip', rate=R)(view)", 'limit("5/m", key="ip")(view)'),
+        (f"{DJANGO}M = 'GET'\nratelimit(key='ip', rate='5/m', method=M)(view)", "methods=[M])(view)"),
+        (
+            f"{DJANGO}f = lambda g, r: '5/m'\nratelimit(key='ip', rate=f)(view)",
+            "lambda request: f(None, request)",
+        ),
         # A long call.
         (LONG, "(\n    app,\n    key=(\"ip\", lambda request: request.endpoint),\n    default_limits=['200/day'"),
         (f"{SLOWAPI}@limiter.limit(rate)\ndef view(): ...\ndef rate(): ...", "@limit(lambda request: rate())"),
@@ -195,6 +222,10 @@ def test_what_is_rewritten(before: str, expected: str, tmp_path: Path) -> None:
         (f"{DJANGO}@ratelimit(key='ip', rate='0/s')\ndef view(request): ...", "@ratelimit(key='ip'", "setting deny"),
         (f"{DJANGO}@ratelimit(key='ip', rate='5/m', block=B)\ndef view(r): ...", "block=B", "no literal"),
         (f"{DJANGO}@ratelimit(key=lambda g, r: g, rate='5/m')\ndef view(r): ...", "lambda g, r: g", "the group"),
+        (f"{DJANGO}ratelimit(key=K, rate='5/m')(view)", "ratelimit(key=K", "the function itself"),
+        (f"{DJANGO}K = 'ip'\nK = user\nratelimit(key=K, rate='5/m')(view)", "ratelimit(key=K", "the function itself"),
+        (f"{DJANGO}def f(g, r): return RATES[g]\nratelimit(key='ip', rate=f)(view)", "ratelimit(", "the group"),
+        (f"{DJANGO}f = lambda g, r: by(g)\nratelimit(key=f, rate='5/m')(view)", "ratelimit(key=f", "the group"),
         (f"{PYRATE}slow = RateLimiter(Limiter(RATE))", "Limiter(RATE)", "rates as a quota"),
         # A function that gets something else here.
         (f"{SLOWAPI}def dyn(key='x'): ...\nlimiter.limit(dyn)(view)", "limiter.limit(dyn)", "the key of the client"),
@@ -276,13 +307,82 @@ def test_a_shared_limit_needs_the_key_of_its_limiter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"import flask_limiter\nprint 'old'", b"import slowapi\nx = '\xff'", b"import slowapi\n\0"]
+    "text",
+    [
+        b"import flask_limiter\nprint 'old'",
+        b"import slowapi\nx = '\xff'",
+        b"import slowapi\n\0",
+        b"# coding: no-such-coding\nimport slowapi",
+        b"import slowapi\nx = a" + b".b" * 990,
+        b"import slowapi\nx = " + b"1+" * 5_000 + b"1",
+        b"import slowapi\nx = " + b"-" * 100_000 + b"1",
+    ],
+    ids=lambda text: str(text[:30]),
 )
-def test_a_file_that_is_no_python_stays(text: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_no_python_stays_and_the_others_change(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "old.py").write_bytes(text)
-    [found] = migrate([tmp_path])
-    assert (found.after, found.diff) == (text, "")
-    assert "cannot be rewritten" in found.left[0][1]
+    (tmp_path / "new.py").write_text(FLASK)
+    new, old = migrated(tmp_path)
+    assert (old.after, old.diff) == (text, "")
+    assert [text.partition(":")[0] for _, text in old.left] == ["it cannot be rewritten"]
+    assert "RateLimiter(" in new.diff
+
+
+def test_what_is_no_limiter_of_the_library_stays(tmp_path: Path) -> None:
+    foreign = "from other import o, limiter\n\no.limiter.limit(5)\nself.limiter.limit(5)\nlimiter.limit(5)\n"
+    files = {
+        "limiting.py": FLASK,
+        "app.py": foreign,
+        "shop.py": "import limiting\nlimiting.limiter.limit('5/day')(view)",
+    }
+    found = migrated(written(tmp_path / "one", files))
+    assert [each.path.name for each in found if each.diff] == ["limiting.py", "shop.py"]
+
+
+@pytest.mark.parametrize("files", [*applications()])
+def test_a_run_that_ended_in_the_middle_is_finished_by_another_one(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = written(tmp_path / "whole", files)
+    found = [each for each in migrated(whole) if each.diff]
+    replace = Path.replace
+    for number in range(len(found)):
+        folder = written(tmp_path / str(number), files)
+        done: list[Path] = []
+
+        def some(new: Path, path: Path, done: list[Path] = done, most: int = number) -> None:
+            if len(done) == most:
+                raise OSError(errno.ENOSPC, "No space left")
+            done.append(replace(new, path))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", some)
+            with pytest.raises(OSError, match="No space left"):
+                write(migrate([folder]))
+        assert sorted(each.name for each in folder.iterdir()) == sorted(files)
+        write(migrate([folder]))
+        assert [(folder / name).read_text() for name in files] == [(whole / name).read_text() for name in files]
+
+
+def test_without_room_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written(tmp_path / "one", {"app.py": FLASK, "other.py": FLASK})
+    (folder / ".other.py.sluicegate").mkdir()
+    with pytest.raises(OSError, match=r"other\.py"):
+        write(migrate([folder]))
+    assert {each.read_text() for each in folder.glob("*.py")} == {FLASK}
+    result = CliRunner().invoke(sluicegate, ["migrate", str(folder), "--write"])
+    assert result.exit_code == 1
+    assert "Could not open file" in result.stderr
+
+
+def test_a_file_keeps_its_mode_and_its_link(tmp_path: Path) -> None:
+    folder = written(tmp_path / "one", {"app.py": FLASK})
+    (folder / "app.py").chmod(0o754)
+    (tmp_path / "link.py").symlink_to(folder / "app.py")
+    write(migrate([tmp_path / "link.py"]))
+    assert (tmp_path / "link.py").is_symlink()
+    assert "RateLimiter(" in (folder / "app.py").read_text()
+    assert (folder / "app.py").stat().st_mode & 0o777 == 0o754
 
 
 def test_bytes_that_are_not_about_limits_stay(tmp_path: Path) -> None:
@@ -297,8 +397,11 @@ def test_bytes_that_are_not_about_limits_stay(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_searched_without_the_packages_in_it(tmp_path: Path) -> None:
-    for folder in (".venv", "node_modules", "shop"):
+    for folder in (".venv", ".git", "node_modules", "site-packages", "__pycache__", "shop"):
         written(tmp_path / folder, {"limits.py": FLASK, "notes.txt": FLASK, "other.py": "print(1)"})
+    (tmp_path / "shop" / "loop").symlink_to(tmp_path)
+    (tmp_path / "shop" / "again.py").symlink_to("limits.py")
+    (tmp_path / "shop" / "gone.py").symlink_to("gone.py")
     assert [each.path for each in migrate([tmp_path])] == [tmp_path / "shop" / "limits.py"]
 
 

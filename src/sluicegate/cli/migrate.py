@@ -18,16 +18,15 @@ def migrate(paths: tuple[Path, ...], *, write: bool, as_json: bool) -> None:
     """Rewrite an application from Flask-Limiter, slowapi, fastapi-limiter, django-ratelimit or the throttles of REST
     framework. Print the change as a diff, and each place that is left for you.
     """
-    from sluicegate.migrate import migrate as migrated  # here: its error names its own extra
+    from sluicegate import migrate as library  # here: its error names its own extra
 
-    files = migrated(paths)
+    files = library.migrate(paths)
     changed = [each for each in files if each.after != each.before]
     left = [(str(each.path), line, text) for each in files for line, text in (each.left if write else each.left_before)]
-    for each in changed if write else ():
-        try:
-            each.path.write_bytes(each.after)
-        except OSError as error:
-            raise click.FileError(str(each.path), error.strerror) from error
+    try:
+        library.write(changed if write else ())
+    except OSError as error:
+        raise click.FileError(str(error.filename), error.strerror) from error
     if as_json:
         names = ("file", "line", "text")
         found = [{"file": str(each.path), "diff": each.diff} for each in changed]

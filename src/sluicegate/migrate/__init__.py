@@ -9,10 +9,11 @@ from __future__ import annotations
 import ast
 import difflib
 import io
+import os
+import shutil
 import tokenize
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ with needs("migrate"):
     from sluicegate.migrate.transform import MARK, rewrite
 
 _OTHERS: Final = ("RATELIMIT_", "MIDDLEWARE", "FastAPI", ".limit", "view_rate_limit")  # words of a file that may change
+_PROBLEMS: Final = (OSError, SyntaxError, ValueError, RecursionError, MemoryError, cst.ParserSyntaxError)
 _NOT_OURS: Final = ("node_modules", "site-packages", "__pycache__")
 
 
@@ -64,22 +66,58 @@ def migrate(paths: Iterable[Path]) -> list[Migrated]:
     Nothing is written. Give the whole application at once: a decorator in one file is rewritten because another file
     says what its limiter is.
     """
-    texts = {path: path.read_bytes() for path in dict.fromkeys(_files(paths))}
+    found: list[Migrated] = []
+    trees: dict[str, list[ast.Module]] = {}
+    for path in dict.fromkeys(_files(paths)):
+        text = b""
+        try:
+            text = path.read_bytes()
+            tree = ast.parse(text)  # before libcst, which ends the process on an expression that is too deep
+            trees.setdefault(path.parent.name if path.stem == "__init__" else path.stem, []).append(tree)
+            problem = ""
+        except _PROBLEMS as error:
+            problem = _problem(error)
+        found.append(Migrated(path, text, text, problem=problem))
     project = Project()
-    for text in texts.values():
-        with suppress(SyntaxError, ValueError):  # the report has it
-            project.read(ast.parse(text))
+    project.read(trees)
     words = [word.encode() for word in (*ROOTS, *project.limiters, MARK, *_OTHERS)]
-    return [_migrated(path, text, project) for path, text in texts.items() if any(word in text for word in words)]
+    about = [each for each in found if any(word in each.before for word in words) or (each.problem and not each.before)]
+    return [each if each.problem else _migrated(each, project) for each in about]
 
 
-def _migrated(path: Path, before: bytes, project: Project) -> Migrated:
+def write(files: Iterable[Migrated]) -> None:
+    """Write these files: first all new texts beside them, then each in the place of its file.
+
+    What says what a limiter is comes last, after what imports a library: so a run that ended between two files is
+    finished by another one. Raises OSError.
+    """
+    words = [root.encode() for root in ROOTS]
+    made: dict[Path, Path] = {}
     try:
-        after, new = rewrite(before, project)
-        compile(after, str(path), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, cst.ParserSyntaxError) as error:
-        return Migrated(path, before, before, problem=f"it cannot be rewritten: {str(error).splitlines()[0]}")
-    return Migrated(path, before, after, new=tuple(new))
+        for each in sorted(files, key=lambda each: (b"Limiter(" in each.before, any(map(each.before.count, words)))):
+            path = each.path.resolve()
+            new = path.with_name(f".{path.name}.sluicegate")
+            made[new] = path
+            new.write_bytes(each.after)
+            shutil.copymode(path, new)
+        for new, path in made.items():
+            new.replace(path)
+    finally:
+        for new in made:
+            new.unlink(missing_ok=True)
+
+
+def _migrated(file: Migrated, project: Project) -> Migrated:
+    try:
+        after, new = rewrite(file.before, project)
+        compile(after, str(file.path), "exec", dont_inherit=True)
+    except _PROBLEMS as error:
+        return replace(file, problem=_problem(error))
+    return replace(file, after=after, new=tuple(new))
+
+
+def _problem(error: BaseException) -> str:
+    return f"it cannot be rewritten: {(str(error) or type(error).__name__).splitlines()[0]}"
 
 
 def _marked(source: bytes) -> list[tuple[int, str]]:
@@ -88,15 +126,19 @@ def _marked(source: bytes) -> list[tuple[int, str]]:
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    """Return the files of the application. A link is not followed: it may be a loop, or lead to what is not its own."""
     for path in paths:
-        if path.is_dir():
-            for each in sorted(path.iterdir()):
-                own = each.is_dir() and each.name not in _NOT_OURS and not each.name.startswith(".")
-                if own or each.suffix == ".py":
-                    yield from _files([each])
-        elif path.is_file():
+        if path.is_file():
             yield path
+        for folder, folders, files in os.walk(path):
+            folders[:] = sorted(each for each in folders if each not in _NOT_OURS and not each.startswith("."))
+            every = [Path(folder, each) for each in sorted(files) if each.endswith(".py")]
+            yield from (each for each in every if not each.is_symlink())
 
 
 def _text(source: bytes) -> str:
-    return source.decode(tokenize.detect_encoding(io.BytesIO(source).readline)[0], "replace")
+    try:
+        encoding = tokenize.detect_encoding(io.BytesIO(source).readline)[0]
+    except SyntaxError:
+        encoding = "utf-8"
+    return source.decode(encoding, "replace")

@@ -27,6 +27,7 @@ from sluicegate.migrate.rewrite import (
     constant,
     function,
     is_function,
+    last,
     no_function,
     source,
 )
@@ -206,7 +207,7 @@ def _rate_of_django(given: Expression, site: Site) -> Expression | None:
     """Write a rate. A text stays as it is if it means the same here: there "10/month" is 10 in a minute."""
     if is_function(given, site):
         return function(2, extra=1)(given, site)
-    text = constant(given)
+    text = site.constant(given)
     found = _RATE.match(text) if isinstance(text, str) else None
     if found is None:
         raise Left('write the rate as a quota, "10/minute", or as a function of the request')
@@ -218,9 +219,9 @@ def _rate_of_django(given: Expression, site: Site) -> Expression | None:
 
 
 def _key_of_django(given: Expression, site: Site) -> Expression | None:
-    found = constant(given)
-    if found is ...:
+    if is_function(given, site):
         return function(2, extra=1)(given, site)
+    found = site.constant(given)
     kind, _, name = str(found).partition(":")
     if kind not in _KEYS:
         raise Left("give the function itself as key; it gets the request alone")
@@ -228,12 +229,12 @@ def _key_of_django(given: Expression, site: Site) -> Expression | None:
 
 
 def _methods(given: Expression, site: Site) -> Expression | None:
-    name = source(given).rpartition(".")[2]
+    name = last(given)
     if name in ("ALL", "None"):
         return None
     if name == "UNSAFE":
         return code('["DELETE", "PATCH", "POST", "PUT"]')
-    return given if constant(given) is ... else code("[{given}]", given=given)
+    return given if site.constant(given) is ... else code("[{given}]", given=given)
 
 
 _DJANGO_OPTIONS: Final = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from symtable import SymbolTable
 from typing import Final
@@ -13,8 +13,25 @@ ROOTS: Final = ("flask_limiter", "slowapi", "fastapi_limiter", "pyrate_limiter",
 
 _ONLY: Final = {"rest_framework": "rest_framework.throttling"}  # of a package, where not all of it matters
 _MADE: Final = ("flask_limiter.Limiter", "slowapi.Limiter")  # whose members the tables know
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _ADDRESS: Final = ("get_remote_address", "get_ipaddr")
-_DEFAULTS: Final = ("default_limits", "RATELIMIT_DEFAULT")
+_DEFAULTS: Final = ("default_limits", "RATELIMIT_DEFAULT", "SLUICEGATE_DEFAULT_LIMITS")  # after a run, too
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What a function of the application takes."""
+
+    names: tuple[str, ...]
+    needs: int  # how many arguments it must get
+    reads_first: bool  # whether it uses the first one
+
+    @classmethod
+    def of(cls, node: _Function) -> Function:
+        """Return what this function takes."""
+        names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+        used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        return cls(tuple(names), len(names) - len(node.args.defaults), names[:1] != [] and names[0] in used)
 
 
 @dataclass(slots=True)
@@ -22,43 +39,97 @@ class Project:
     """What the files of one run say together. `read` fills it before the first file is rewritten."""
 
     roots: set[str] = field(default_factory=set)
-    limiters: dict[str, str] = field(default_factory=dict)  # the name of a limiter → what made it
-    functions: dict[str, int] = field(default_factory=dict)  # the name of a function → how many arguments it needs
-    keyed: set[str] = field(default_factory=set)  # the functions that slowapi gives the key of a client
+    limiters: dict[str, str] = field(default_factory=dict)  # a name, and one with its owner → what made it
+    factories: dict[str, str] = field(default_factory=dict)  # the name of a function → what its limiter is made by
+    functions: dict[str, Function] = field(default_factory=dict)
+    constants: dict[str, object] = field(default_factory=dict)  # `...` where two files say two things
     limited: set[str] = field(default_factory=set)  # what a limit is given to by a call, such as a blueprint
     has_paths: bool = False  # whether a path has parameters, as Starlette writes them
     has_defaults: bool = False  # whether a limiter has limits that each view has for itself
     key: str | None = None  # the key of these limits, where it can be written in any file
     web: str = "starlette"
 
-    def read(self, tree: ast.Module) -> None:
-        """Add what a file says."""
-        names = imports(tree)
+    def read(self, modules: Mapping[str, Collection[ast.Module]]) -> None:
+        """Add what the files of each module name say, again as long as one of them makes another one say more."""
+        known = ""
+        while known != (known := repr(self)):
+            for module, trees in modules.items():
+                for tree in trees:
+                    self._read(module, tree)
+
+    def named(self, name: str) -> str | None:
+        """Return the name that the tables have for a dotted name: the package and the last part, or a member of a
+        limiter.
+        """
+        owner, _, last = name.rpartition(".")
+        if self.limiter(name) is not None:  # the limiter itself, as in `from app.limiter import limiter`
+            return None
+        made = self.limiter(owner)
+        return canonical(name) if made is None else f"{made}.{last}"
+
+    def limiter(self, name: str) -> str | None:
+        """Return what made the limiter of a dotted name. An attribute of something else is no limiter."""
+        return self.limiters.get(".".join(name.split(".")[-2:]).lstrip("."))
+
+    def _read(self, module: str, tree: ast.Module) -> None:
+        names, top = imports(tree), set(tree.body)
         texts = [str(each.value) for each in ast.walk(tree) if isinstance(each, ast.Constant)]
         for name in (*names.values(), *texts):
             self.roots |= roots_of(name)
+        self.limiters |= {f"{module}.{local}": made for local, name in names.items() if (made := self.limiter(name))}
         self.has_paths |= any(text.startswith("/") and "{" in text for text in texts)
         if any(name.partition(".")[0] == "fastapi" for name in names.values()):
             self.web = "fastapi"
         for node in ast.walk(tree):
             match node:
-                case ast.Assign(value=ast.Call() as call) | ast.AnnAssign(value=ast.Call() as call):
-                    self._read_limiter(node.targets[0] if isinstance(node, ast.Assign) else node.target, call, names)
-                case ast.FunctionDef(name=name, args=given) | ast.AsyncFunctionDef(name=name, args=given):
-                    self.functions[name] = len(given.posonlyargs + given.args) - len(given.defaults)
-                    if "key" in [each.arg for each in given.posonlyargs + given.args + given.kwonlyargs]:
-                        self.keyed.add(name)
+                case ast.Assign() | ast.AnnAssign() | ast.NamedExpr():
+                    for target, value in _pairs(node):
+                        self._read_value(target, value, module=module, names=names)
+                        if node in top and isinstance(target, ast.Name):
+                            literal = value.value if isinstance(value, ast.Constant) else ...
+                            same = self.constants.setdefault(target.id, literal) == literal
+                            self.constants[target.id] = literal if same else ...
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    self.functions[name] = Function.of(node)
+                    given = [each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value]
+                    if made := next(filter(None, [self._made(each, names) for each in given]), None):
+                        self.factories[name] = made
                 case ast.Call(func=ast.Call(func=ast.Attribute(attr="limit" | "shared_limit")), args=[target]):
                     self.limited.add(_last(target))
+                case ast.Call(func=ast.Attribute(value=outer, attr="register_blueprint"), args=[inner, *_]):
+                    if _last(outer) in self.limited:
+                        self.limited.add(_last(inner))
                 case ast.Name(id=name) | ast.Constant(value=str(name)) | ast.keyword(arg=str(name)):
                     self.has_defaults |= name in _DEFAULTS
 
-    def _read_limiter(self, target: ast.expr, call: ast.Call, names: Mapping[str, str]) -> None:
-        made = canonical(_dotted(call.func, names))
-        if made in _MADE:
-            self.limiters[_last(target)] = made
-            given = [each.value for each in call.keywords if each.arg == "key_func"] or call.args
+    def _read_value(self, target: ast.expr, value: ast.expr, *, module: str, names: Mapping[str, str]) -> None:
+        name = _last(target)
+        if isinstance(value, ast.Lambda):
+            self.functions[name] = Function.of(value)
+        made = self._made(value, names)
+        if made is None:
+            return
+        owner = _last(target.value) if isinstance(target, ast.Attribute) else module
+        self.limiters |= {f"{owner}.{name}": made, **({name: made} if isinstance(target, ast.Name) else {})}
+        if isinstance(value, ast.Call) and made == canonical(_dotted(value.func, names)):
+            given = [each.value for each in value.keywords if each.arg == "key_func"] or value.args
             self.key = '"ip"' if given and _last(given[0]) in _ADDRESS else None
+
+    def _made(self, value: ast.expr, names: Mapping[str, str]) -> str | None:
+        """Return what a limiter is made by, of a call, of a factory's call, or of a limiter."""
+        if not isinstance(value, ast.Call):
+            return self.limiter(_dotted(value, names))
+        made = canonical(_dotted(value.func, names))
+        return made if made in _MADE else self.factories.get(_last(value.func))
+
+
+def _pairs(node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Return each target of an assignment with its value."""
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from zip(target.elts, node.value.elts, strict=False)
+        elif node.value is not None:
+            yield target, node.value
 
 
 def roots_of(name: str) -> set[str]:
@@ -74,7 +145,7 @@ def imports(tree: ast.Module) -> dict[str, str]:
             case ast.Import(names=aliases):
                 found |= {each.asname or each.name.partition(".")[0]: each.name for each in aliases}
             case ast.ImportFrom(module=module, names=aliases):
-                found |= {each.asname or each.name: f"{module}.{each.name}" for each in aliases}
+                found |= {each.asname or each.name: f"{module or ''}.{each.name}" for each in aliases}
     return found
 
 
@@ -88,29 +159,23 @@ def bound(table: SymbolTable, about: Collection[str]) -> set[str]:
     return names.union(*[bound(child, about) for child in table.get_children()])
 
 
-def canonical(name: str, limiters: Mapping[str, str] | None = None) -> str | None:
-    """Return the name that the tables have for a dotted name: the package and the last part, or a member of a limiter.
+def canonical(name: str) -> str | None:
+    """Return the name that the tables have for a dotted name: the package and the last part.
 
-    >>> canonical("slowapi.util.get_remote_address"), canonical("app.limiter.limit", {"limiter": "slowapi.Limiter"})
-    ('slowapi.get_remote_address', 'slowapi.Limiter.limit')
+    >>> canonical("slowapi.util.get_remote_address")
+    'slowapi.get_remote_address'
     """
-    *front, last = name.split(".")
-    if limiters and last in limiters:  # the limiter itself, as in `from app.limiter import limiter`
-        return None
-    if front and front[0] in ROOTS:
-        return f"{front[0]}.{last}"
-    if front and limiters and front[-1] in limiters:
-        return f"{limiters[front[-1]]}.{last}"
-    return None
+    root, _, rest = name.partition(".")
+    return f"{root}.{rest.rpartition('.')[2]}" if rest and root in ROOTS else None
 
 
 def _dotted(node: ast.expr, names: Mapping[str, str]) -> str:
-    match node:
-        case ast.Name(id=name):
-            return names.get(name, name)
-        case ast.Attribute(value=value, attr=name):
-            return f"{_dotted(value, names)}.{name}"
-    return ""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    first = names.get(node.id, node.id) if isinstance(node, ast.Name) else ""
+    return ".".join([first, *reversed(parts)])
 
 
 def _last(node: ast.expr) -> str:

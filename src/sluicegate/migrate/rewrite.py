@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 import libcst as cst
 from libcst.helpers import parse_template_expression
 
-from sluicegate.migrate.project import Project
+from sluicegate.migrate.project import Function, Project
 
 Expression = cst.BaseExpression
 Arguments = dict[str, Expression]
@@ -28,6 +29,11 @@ class Site:
     names: dict[cst.CSTNode, str] = field(default_factory=dict)  # a node → what the tables call it
     wanted: dict[str, tuple[str, str]] = field(default_factory=dict)  # a name in this file → its module, its name there
     notes: list[str] = field(default_factory=list)  # what is said about the call that is converted now
+
+    def constant(self, given: Expression) -> object:
+        """Return the value of a literal, or of a constant at the top of a module; `...` for any other expression."""
+        found = constant(given)
+        return self.project.constants.get(last(given), ...) if found is ... else found
 
     def use(self, dotted: str) -> str:
         """Return the name that this file has for something of sluicegate. It is imported if it is used at the end."""
@@ -96,9 +102,10 @@ def chosen(values: Mapping[object, str | None], otherwise: str = "its value is n
     """Return a conversion of literals to texts, where None needs nothing. `otherwise` says why others stay."""
 
     def convert(given: Expression, site: Site) -> Expression | None:
-        if constant(given) not in values:
+        found = site.constant(given)
+        if found not in values:
             raise Left(otherwise)
-        text = values[constant(given)]
+        text = values[found]
         return None if text is None else code(f'"{text}"')
 
     return convert
@@ -117,9 +124,12 @@ def function(needs: int, *, negated: bool = False, is_key: bool = False, extra: 
             if site.names[given].endswith(".get_ipaddr"):
                 site.notes.append("set trusted_proxies: get_ipaddr reads X-Forwarded-For, which any client can write")
             return code('"ip"')
+        found = _function(given, site)
+        if extra and found is not None and found.reads_first:
+            raise Left("the function reads the group, which none gets here; write it as a function of the request")
         if isinstance(given, cst.Lambda):
             return _of_request(given, extra=extra, negated=negated)
-        takes = site.project.functions.get(source(given).rpartition(".")[2], needs)
+        takes = needs if found is None else found.needs
         if takes == 1 and not negated and not extra:
             return given
         call = f"{{given}}({', '.join([*(['None'] * extra), 'request'][-takes:] if takes else [])})"
@@ -130,8 +140,6 @@ def function(needs: int, *, negated: bool = False, is_key: bool = False, extra: 
 
 def _of_request(given: cst.Lambda, *, extra: int, negated: bool) -> Expression:
     params = given.params.params[extra:]
-    if extra and source(given.params.params[0].name) in source(given.body).replace(".", " ").split():
-        raise Left("the function reads the group, which a key does not get here; write it as a function of the request")
     last = params[-1] if params else cst.Param(cst.Name("request"), star="")
     param = last.with_changes(comma=cst.MaybeSentinel.DEFAULT)
     body = code("not ({body})", body=given.body) if negated else given.body
@@ -144,9 +152,10 @@ def called(needs: int) -> Convert:
     of_request = function(needs)
 
     def convert(given: Expression, site: Site) -> Expression | None:
-        if source(given).startswith("lambda key") or source(given).rpartition(".")[2] in site.project.keyed:
+        found = _function(given, site)
+        if found is not None and "key" in found.names:
             raise Left("there the function gets the key of the client; write a function of the request")
-        return of_request(given, site) if is_function(given, site) else given
+        return given if found is None else of_request(given, site)
 
     return convert
 
@@ -155,7 +164,7 @@ def no_function(reason: str) -> Convert:
     """Return a conversion of a value or a list that stays as it is. It refuses a function."""
 
     def convert(given: Expression, site: Site) -> Expression | None:
-        if any(is_function(each, site) for each in [given, *[item.value for item in getattr(given, "elements", ())]]):
+        if any(is_function(each, site) for each in (given, *[item.value for item in getattr(given, "elements", ())])):
             raise Left(reason)
         return given
 
@@ -164,4 +173,16 @@ def no_function(reason: str) -> Convert:
 
 def is_function(given: Expression, site: Site) -> bool:
     """True for a lambda, and for a name that a function of the application has."""
-    return isinstance(given, cst.Lambda) or source(given).rpartition(".")[2] in site.project.functions
+    return _function(given, site) is not None
+
+
+def _function(given: Expression, site: Site) -> Function | None:
+    if not isinstance(given, cst.Lambda):
+        return site.project.functions.get(last(given))
+    made = ast.parse(f"({source(given)})", mode="eval").body
+    return Function.of(made) if isinstance(made, ast.Lambda) else None
+
+
+def last(given: Expression) -> str:
+    """Return the last part of a dotted name."""
+    return source(given).rpartition(".")[2]

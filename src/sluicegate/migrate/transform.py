@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import libcst as cst
 from libcst import matchers as m
-from libcst.metadata import MetadataWrapper, PositionProvider, QualifiedNameProvider
+from libcst.metadata import MetadataWrapper, PositionProvider, QualifiedNameProvider, QualifiedNameSource
 
 from sluicegate.migrate.peers import CONFIG, CONSTRUCTS, DECISION, INSIDE, MIDDLEWARES, SETTINGS, SHARED, TEXTS, note_of
-from sluicegate.migrate.project import Project, bound, canonical, imports, roots_of, words
+from sluicegate.migrate.project import Project, bound, imports, roots_of, words
 from sluicegate.migrate.rewrite import (
     FIRST,
     Arguments,
@@ -25,6 +25,7 @@ from sluicegate.migrate.rewrite import (
     Site,
     code,
     constant,
+    last,
     source,
 )
 
@@ -83,8 +84,9 @@ class _Rewriter(cst.CSTTransformer):
     # Names
 
     def _named(self, original: Expression, updated: Expression) -> Expression:
-        every = [each.name for each in self.get_metadata(QualifiedNameProvider, original, ())]
-        found = next(filter(None, [canonical(each, self.site.project.limiters) for each in every]), None)
+        every = self.get_metadata(QualifiedNameProvider, original, ())
+        names = [each.name if each.source is QualifiedNameSource.IMPORT else source(original) for each in every]
+        found = next(filter(None, map(self.site.project.named, names)), None)
         if found is None or (found.startswith("rest_framework.") and found not in CONSTRUCTS):
             return updated
         construct = CONSTRUCTS.get(found)
@@ -216,7 +218,8 @@ class _Rewriter(cst.CSTTransformer):
         if is_shared and isinstance(value, cst.Call) and "scope" not in _given(value):
             scope = cst.Arg(code(f'"{source(target)}"'), keyword=cst.Name("scope"), equal=_EQUAL)
             return updated_node.with_changes(value=value.with_changes(args=[*value.args, scope]))
-        made = self.site.project.limiters.get(source(value).rpartition(".")[2], made)
+        maker = self.site.project.factories.get(last(value.func), made) if isinstance(value, cst.Call) else None
+        made = maker or self.site.project.limiter(source(value))
         if made == "slowapi.Limiter" and source(target).endswith(".state.limiter"):
             app, there = source(target).removesuffix(".state.limiter"), "sluicegate.{web}.RateLimitMiddleware"
             return cst.Expr(code(f"{app}.add_middleware({self.site.use(there)}, settings={{value}})", value=value))
@@ -238,6 +241,16 @@ class _Rewriter(cst.CSTTransformer):
             middleware = self.site.use("sluicegate.fastapi.RateLimitMiddleware")
             self._below[updated_node] = f"{source(target)}.add_middleware({middleware})"
         return updated_node
+
+    def leave_AnnAssign(self, original_node: cst.AnnAssign, updated_node: cst.AnnAssign) -> Any:
+        """Rewrite an assignment with a type as one without; where nothing changes, the type stays."""
+        if updated_node.value is None:
+            return updated_node
+        plain = cst.Assign([cst.AssignTarget(updated_node.target)], updated_node.value)
+        made = self.leave_Assign(plain, plain)
+        if plain in self._below:
+            self._below[updated_node] = self._below.pop(plain)
+        return updated_node if made is plain else made
 
     def _in_dictionary(self, statement: cst.Assign, name: str, value: Expression) -> cst.Assign:
         """Return a setting of Django in the dictionary SLUICEGATE. The first one makes the dictionary."""
