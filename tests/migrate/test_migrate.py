@@ -222,6 +222,7 @@ def test_what_is_rewritten(before: str, expected: str, tmp_path: Path) -> None:
         (f"{DJANGO}@ratelimit(key='ip', rate='0/s')\ndef view(request): ...", "@ratelimit(key='ip'", "setting deny"),
         (f"{DJANGO}@ratelimit(key='ip', rate='5/m', block=B)\ndef view(r): ...", "block=B", "no literal"),
         (f"{DJANGO}@ratelimit(key=lambda g, r: g, rate='5/m')\ndef view(r): ...", "lambda g, r: g", "the group"),
+        (f"{DJANGO}ratelimit(key='ip')(view)", "ratelimit(key='ip')", "limits nothing"),
         (f"{DJANGO}ratelimit(key=K, rate='5/m')(view)", "ratelimit(key=K", "the function itself"),
         (f"{DJANGO}K = 'ip'\nK = user\nratelimit(key=K, rate='5/m')(view)", "ratelimit(key=K", "the function itself"),
         (f"{DJANGO}def f(g, r): return RATES[g]\nratelimit(key='ip', rate=f)(view)", "ratelimit(", "the group"),
@@ -255,6 +256,7 @@ def test_what_is_rewritten(before: str, expected: str, tmp_path: Path) -> None:
         (f"{SLOWAPI}app.get('/{{id}}')", "", "value of a path parameter"),
         (f"{DEFAULTS}limiter.limit('5/day', methods=['POST'])(view)", "methods=['POST']", "the other methods"),
         (f"{BLUEPRINT}@shop.get('/')\n@limiter.limit('5/day')\ndef view(): ...", "@shop.get", "that of the blueprint"),
+        (f"{NESTED}limiter.limit('5/day')(inner)", "limit('5/day')(inner)", "that of the blueprint"),
         (
             FLASK.replace("address)", "address, on_breach=lambda breach:\n  None)"),
             'RateLimiter(key="ip")',

@@ -237,6 +237,11 @@ def _methods(given: Expression, site: Site) -> Expression | None:
     return given if site.constant(given) is ... else code("[{given}]", given=given)
 
 
+def _rated(arguments: Arguments, site: Site) -> None:
+    if FIRST not in arguments:
+        raise Left("without a rate it limits nothing; here each limit has a quota")
+
+
 _DJANGO_OPTIONS: Final = {
     "group": Option("scope"),
     "key": Option("key", _key_of_django),
@@ -244,7 +249,11 @@ _DJANGO_OPTIONS: Final = {
     "method": Option("methods", _methods),
     "block": Option("mode", chosen({True: None, False: "shadow"})),
 }
-_DJANGO: Final = {"ratelimit": Construct("django.limit", _DJANGO_OPTIONS), "ALL": Construct(), "UNSAFE": Construct()}
+_DJANGO: Final = {
+    "ratelimit": Construct("django.limit", _DJANGO_OPTIONS, _rated),
+    "ALL": Construct(),
+    "UNSAFE": Construct(),
+}
 
 # REST framework
 

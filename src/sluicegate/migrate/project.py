@@ -44,6 +44,7 @@ class Project:
     functions: dict[str, Function] = field(default_factory=dict)
     constants: dict[str, object] = field(default_factory=dict)  # `...` where two files say two things
     limited: set[str] = field(default_factory=set)  # what a limit is given to by a call, such as a blueprint
+    inside: set[str] = field(default_factory=set)  # of these the blueprints that another one of them limits
     has_paths: bool = False  # whether a path has parameters, as Starlette writes them
     has_defaults: bool = False  # whether a limiter has limits that each view has for itself
     key: str | None = None  # the key of these limits, where it can be written in any file
@@ -99,6 +100,7 @@ class Project:
                 case ast.Call(func=ast.Attribute(value=outer, attr="register_blueprint"), args=[inner, *_]):
                     if _last(outer) in self.limited:
                         self.limited.add(_last(inner))
+                        self.inside.add(_last(inner))
                 case ast.Name(id=name) | ast.Constant(value=str(name)) | ast.keyword(arg=str(name)):
                     self.has_defaults |= name in _DEFAULTS
 

@@ -150,7 +150,14 @@ class _Rewriter(cst.CSTTransformer):
             made = updated_node.with_changes(func=original_node.func)
             self._notes[-1][made] = str(reason)
         self._names[made] = name
+        inside = any(last(each.value) in self.site.project.inside for each in updated_node.args)
+        if inside and isinstance(func, cst.Call) and self._replaces(func):
+            self._notes[-1][made] = _BOTH_HOLD
         return made
+
+    def _replaces(self, limit: Expression) -> bool:
+        """True for a limit that replaces those around it in Flask-Limiter."""
+        return self._names.get(limit, "").endswith("limit") and "override_defaults=False" not in source(limit)
 
     def _called(self, call: cst.Call, construct: Construct) -> cst.Call:
         names = tuple(construct.options)
@@ -278,8 +285,8 @@ class _Rewriter(cst.CSTTransformer):
         every = sorted(made, key=at.__getitem__)
         if not self.site.project.limited.isdisjoint(routes.values()):
             for number, each in enumerate(every):
-                if made[each].endswith("limit") and "override_defaults=False" not in source(each):
-                    self._notes[-1][each.decorator] = "there this limit replaces that of the blueprint; here both hold"
+                if self._replaces(each.decorator):
+                    self._notes[-1][each.decorator] = _BOTH_HOLD
                 elif made[each].endswith("exempt") and isinstance(each.decorator, cst.Name):
                     every[number] = each.with_changes(decorator=code(f"{source(each.decorator)}(defaults_only=True)"))
         return updated_node.with_changes(decorators=every)
@@ -334,28 +341,24 @@ class _Tidier(cst.CSTTransformer):
         self._gone = gone
         self._wanted = wanted
 
-    def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> Any:
+    def leave_Import(self, original_node: Any, updated_node: Any) -> Any:
         """Remove the names that are gone."""
-        return self._without(updated_node, updated_node.names)
+        names = updated_node.names
+        aliases: list[cst.ImportAlias] = [] if isinstance(names, cst.ImportStar) else [*names]
+        left = [each for each in aliases if _local(each) not in self._gone]
+        if len(left) == len(aliases):
+            return updated_node
+        if not left:
+            return cst.Expr(cst.Name(_GONE))
+        return updated_node.with_changes(names=[*left[:-1], left[-1].with_changes(comma=aliases[-1].comma)])
 
-    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> Any:
-        """Remove the names that are gone."""
-        return self._without(updated_node, updated_node.names)
+    leave_ImportFrom = leave_Import
 
     def leave_IndentedBlock(self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock) -> Any:
         """Keep a block that is empty now."""
         if all(m.matches(each, _GONE_LINE) for each in updated_node.body):
             return updated_node.with_changes(body=[*updated_node.body, cst.parse_statement("pass")])
         return updated_node
-
-    def _without(self, updated: cst.CSTNode, names: Sequence[cst.ImportAlias] | cst.ImportStar) -> Any:
-        aliases = [] if isinstance(names, cst.ImportStar) else [*names]
-        left = [each for each in aliases if _local(each) not in self._gone]
-        if len(left) == len(aliases):
-            return updated
-        if not left:
-            return cst.Expr(cst.Name(_GONE))
-        return updated.with_changes(names=[*left[:-1], left[-1].with_changes(comma=aliases[-1].comma)])
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
         """Add the imports: below the first line that has lost one, or below all others."""
@@ -423,6 +426,7 @@ def _local(alias: cst.ImportAlias) -> str:
 
 
 _NOTHING: Final = Construct()
+_BOTH_HOLD: Final = "there this limit replaces that of the blueprint; here both hold"
 _HANDLES: Final = re.compile("error_?handler|exception_handler|RateLimitExceeded")
 _VERB: Final = m.MatchRegex("route|get|post|put|patch|delete|head|options|api_route")
 _ROUTE: Final = m.Call(func=m.Attribute(attr=m.Name(_VERB)))
