@@ -108,8 +108,7 @@ class Project:
         name = _last(target)
         if isinstance(value, ast.Lambda):
             self.functions[name] = Function.of(value)
-        made = self._made(value, names)
-        if made is None:
+        if (made := self._made(value, names)) is None:
             return
         owner = _last(target.value) if isinstance(target, ast.Attribute) else module
         self.limiters |= {f"{owner}.{name}": made, **({name: made} if isinstance(target, ast.Name) else {})}

@@ -206,11 +206,9 @@ class _Rewriter(cst.CSTTransformer):
 
     def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> cst.Arg:
         """Rewrite a setting that is given by name, as to `app.config.update`."""
-        if original_node.keyword is None:
-            return updated_node
-        name = original_node.keyword.value
-        keyword, value = self._configured(name, updated_node.value) or (name, updated_node.value)
-        return updated_node.with_changes(keyword=cst.Name(keyword), value=value)
+        name = "" if original_node.keyword is None else original_node.keyword.value
+        found = self._configured(name, updated_node.value)
+        return updated_node if found is None else updated_node.with_changes(keyword=cst.Name(found[0]), value=found[1])
 
     def leave_DictElement(self, original_node: cst.DictElement, updated_node: cst.DictElement) -> cst.DictElement:
         """Rewrite a setting in a mapping."""
@@ -317,7 +315,7 @@ class _Rewriter(cst.CSTTransformer):
         if not hasattr(original_node, "leading_lines"):
             return made
         notes = self._notes.pop()
-        there = {*_walk(made)} if notes else ()
+        there = set(m.findall(made, _ANY)) if notes else ()
         texts = [line for node, text in notes.items() if node in there for line in text.split("\n")]
         lines = [f"{MARK}{text}" for text in dict.fromkeys(texts)]
         if isinstance(original_node, (cst.SimpleStatementLine, cst.Decorator)):
@@ -402,12 +400,6 @@ def _on_lines(call: cst.Call) -> cst.Call:
     return call.with_changes(args=args, whitespace_before_args=start)
 
 
-def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    yield node
-    for each in node.children:
-        yield from _walk(each)
-
-
 def _given(call: cst.Call) -> set[str]:
     return {each.keyword.value for each in call.args if each.keyword is not None}
 
@@ -426,6 +418,7 @@ def _local(alias: cst.ImportAlias) -> str:
 
 
 _NOTHING: Final = Construct()
+_ANY: Final = m.MatchIfTrue[cst.CSTNode](lambda _: True)
 _BOTH_HOLD: Final = "there this limit replaces that of the blueprint; here both hold"
 _HANDLES: Final = re.compile("error_?handler|exception_handler|RateLimitExceeded")
 _VERB: Final = m.MatchRegex("route|get|post|put|patch|delete|head|options|api_route")
