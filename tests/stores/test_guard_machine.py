@@ -12,7 +12,7 @@ second process changes budgets meanwhile. The laws, which the machine checks aft
 3. Each way out of a charge is a change: a reply, a failure, any exception, a cancellation.
 4. While the circuit is open, no request calls the store. After a successful probe one request does.
 5. The local fallback decides exactly when the store failed or the circuit is open. It begins with what the store last
-   said of a budget.
+   said of a budget to a request; a probe only asks whether the store answers.
 6. A repeated refusal has its waits reduced and its `at` moved by the time since the reply. No wait is negative.
 7. A refund or a renewal reaches the store while the circuit is closed.
 
@@ -424,7 +424,7 @@ class Machine(RuleBasedStateMachine):
         now, outcomes = self.count(), call.answer
         if call.what == "run" and call.error is None:
             pairs = list(zip(call.plan.checks, cast(Outcomes, outcomes), strict=True))
-            for check, outcome in pairs:
+            for check, outcome in pairs if call.flight is not None else ():
                 self.notes[check.budget] = self.clock.now_us(), outcome, 0
             refused = not all([outcome.allowed for outcome in outcomes])
             if call.charges and refused and not call.plan.forced:
