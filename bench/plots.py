@@ -139,16 +139,20 @@ def _bars(panel: Panel, top: int) -> list[str]:
 def page(text: str, run: dict[str, Any]) -> str:
     """A page, with the text between its marks generated from the run."""
     figures = from_json(run["figures"])
-    tables = {grid.name: rows(grid, figures) for grid in GRIDS} | {"budgets": budget_rows(verdicts(figures))}
+    open_ones = [each for each in verdicts(figures) if not each.met]  # the JSON has all
+    tables = {grid.name: rows(grid, figures) for grid in GRIDS} | {"budgets": budget_rows(open_ones)}
     sections = {name: markdown(table) if table else "Not measured." for name, table in tables.items()}
     sections["machine"] = machine(run)
     return MARK.sub(lambda found: f"{found[1]}{sections[found[2]]}\n{found[3]}", text)
 
 
 def machine(run: dict[str, Any]) -> str:
-    """The machine, the effort, the commit and the versions of the run, and of later runs of some parts."""
+    """The machine, the effort, the commit and the versions of the run, and what differs in later runs of parts."""
     versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-    later = [f"\n\nA later run has the figures of `{part}`: {text}" for part, text in run.get("later", {}).items()]
+    parts: dict[str, list[str]] = {}
+    for part, text in run.get("later", {}).items():
+        parts.setdefault(text.removesuffix(f" {versions}."), []).append(f"`{part}`")
+    later = [f"\n\nA later run has the figures of {', '.join(names)}: {text}" for text, names in parts.items()]
     whole = f"{run['machine']}. {run['effort'].capitalize()} run of sluicegate {run['commit']}. {versions}."
     return "".join([whole, *later])
 
