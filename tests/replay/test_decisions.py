@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import count
+from random import Random
 from typing import Any
 
 import polars as pl
@@ -25,6 +26,7 @@ from sluicegate.replay.caller import StatusIn
 from sluicegate.replay.candidates import Candidate, from_rules
 from sluicegate.replay.closed_loop import Waits, waits_of
 from sluicegate.replay.decide import ALLOWED, Decider, Ready, decided, one_identity
+from sluicegate.replay.plain import Asked, Met, Steps, Strict
 from sluicegate.replay.traffic import COLUMNS
 from sluicegate.rules.ban import Ban
 from sluicegate.starlette import RateLimitMiddleware
@@ -245,6 +247,27 @@ def test_a_whole_identity_is_decided_as_one_request_after_the_other(
         for until, time in zip(refusals["until"], traffic["time"].gather(refusals["row"]), strict=True)
     ]
     assert found["retry_after"].to_list() == waits
+
+
+@pytest.mark.parametrize("limits", [(1, 3), (5, 40), (70, 300), (101, 1000), (130, 400)])
+def test_windows_of_many_requests_decide_as_their_algorithm(limits: tuple[int, int]) -> None:
+    """In pieces and in bursts, so that each window refuses at some time: what is refused, and who waits how long."""
+    terms = Ready(from_rules([f"{limits[0]}/minute; {limits[1]}/hour"])).terms
+    random, times, now = Random(1), list[int](), START
+    for burst in range(60):
+        for _ in range(random.randrange(200)):
+            times.append(now := now + random.randrange(1, 3 * SECOND // (1 + burst % 4)))
+        now += random.randrange(1200) * SECOND
+    pieces = [Asked(times[at : at + 1000], [1] * len(times[at : at + 1000])) for at in range(0, len(times), 1000)]
+    found = []
+    for made in (lambda: Strict(terms, (1, 1)), lambda: Steps(terms, (1, 1), [(), (0, 1)])):
+        asked, waiting, met = made(), made(), Met()
+        runs = [asked.refused(piece) for piece in pieces]
+        for piece in pieces:
+            waiting.wait(piece, met)
+        found.append((runs, met))
+    assert found[0] == found[1]
+    assert any(found[0][0])
 
 
 def test_more_rules_than_a_number_has_bits() -> None:

@@ -174,7 +174,7 @@ def test_each_point_of_a_curve_is_a_replay_with_that_limit() -> None:
 
 @pytest.mark.parametrize(
     ("text", "least", "most"),
-    [("5000/minute with sliding-log", 500, 10_000), ("4 per 2 seconds burst 5 with gcra cost 5", 1, 40)],
+    [("5000/minute with sliding-log", 501, 10_000), ("4 per 2 seconds burst 5 with gcra cost 5", 1, 40)],
 )
 def test_a_curve_has_the_limits_that_the_algorithm_can_have(text: str, least: int, most: int) -> None:
     """Its own is one of them, also below the cost of a request: then the burst lets it pass."""
@@ -182,6 +182,13 @@ def test_a_curve_has_the_limits_that_the_algorithm_can_have(text: str, least: in
     limits = [point.limit for point in found.curves[0].points]
     assert found.curves[0].limit in limits
     assert (limits[0], most // 2 < limits[-1] <= most) == (least, True)
+
+
+def test_candidates_that_share_points_have_the_curves_of_each_alone() -> None:
+    texts = ("4/minute", "9/minute", "9/minute on /login", "9/minute with gcra", "9/minute cost 2", "9/hour; 4/minute")
+    log, candidates = Given([traffic(800)]), [from_rules([text]) for text in texts]
+    together = replay(log, candidates).candidates
+    assert [each.curves for each in together] == [replay(log, [one]).candidates[0].curves for one in candidates]
 
 
 @pytest.mark.parametrize(
@@ -325,6 +332,7 @@ def test_the_refused_are_called_what_suggest_calls_them(
         ("/login", "/login"),
         ("/users/17/orders/9f1b3c2d", "/users/*/orders/*"),
         ("/static/app.min.js", "/static/app.min.js"),
+        ("/img/376.jpg", "/img/*"),
         ("/u/0b5c1d2e-1111-4222-8333-444455556666", "/u/*"),
         ("/a/b/c/d/e/f/g/h", "/a/b/c/d/e/f/*"),
         ("/" + "x" * 5000, "/*"),

@@ -53,7 +53,7 @@ def waits_of(ready: Ready, found: pl.DataFrame, kept: OneIdentity | None = None)
     the requests of one identity, that one is `kept`.
     """
     waits, met = Waits(), Met()
-    for _, _, times, values in by_identity(ready, found):
-        (kept or one_identity(ready)).wait(times, values, met)
+    for _, _, asked in by_identity(ready, found):
+        (kept or one_identity(ready)).wait(asked, met)
     waits.add(met)
     return waits

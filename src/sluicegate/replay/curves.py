@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
+from math import ceil, floor, log
 from typing import Final, NamedTuple
 
 from sluicegate.errors import AlgorithmError, needs
@@ -20,20 +21,21 @@ with needs("replay"):
 STEPS: Final = 20  # on each side of the candidate's own limit
 _FARTHEST: Final = 10  # times more, and less, than the own limit
 
+Known = dict[tuple[object, ...], list[int]]
+"""What points have counted of one frame. A point of a rule that is alone is the same for all candidates with it."""
 Points = list[list[int]]  # for each limit: refused requests, refused identities, people among them
 
 
 def limits(limit: int, steps: int = STEPS) -> list[int]:
-    """Return limits in geometric steps around one, which is among them.
+    """Return limits in geometric steps around one, which is among them. Other limits have the same steps: what one
+    candidate has counted at a step, others need not count again.
 
-    >>> limits(5, 2)
-    [1, 2, 5, 16, 50]
+    >>> limits(5, 2), limits(20, 2)
+    ([1, 3, 5, 10, 32], [3, 10, 20, 32, 100])
     """
-    found = {limit}
-    for step in range(1, steps + 1):
-        factor = _FARTHEST ** (step / steps)
-        found |= {max(1, round(limit / factor)), min(MAX_LIMIT, round(limit * factor))}
-    return sorted(found)
+    own = steps * log(limit, _FARTHEST)
+    around = [round(_FARTHEST ** (step / steps)) for step in range(ceil(own) - steps, floor(own) + steps + 1)]
+    return sorted({limit, *[max(1, min(MAX_LIMIT, each)) for each in around]})
 
 
 class _Point(NamedTuple):
@@ -83,31 +85,44 @@ class Scale:
             found.append(Peaks(["identity"], [max([reach(with_limit(terms, limit), cost) for limit in limits])]))
         return found
 
-    def points(self, frame: pl.DataFrame, programs: pl.Series) -> list[Points]:
+    def points(self, frame: pl.DataFrame, programs: pl.Series, known: Known) -> list[Points]:
         """Return what each limit would have refused of a frame, sorted by identity and time, for each rule."""
         if not self.rules:
             return []
         rows, automated = ruled(self._ready, frame), set(programs.to_list())
-        found = [[[0, 0, 0] for _ in points] for points in self._points]
+        found, left = list[Points](), list[list[tuple[list[int], _Point]]]()
+        for number, points in enumerate(self._points):
+            names = [self._name(number, each.limit) for each in points]
+            new = [each for each in zip(names, points, strict=True) if each[0] not in known]
+            left.append([(known.setdefault(name, [0, 0, 0]), point) for name, point in new])
+            found.append([known[name] for name in names])
         most = self._most(rows)
         rest = rows if self._single else rows.filter(pl.col("identity").is_in([*most]))
-        for identity, _, times, values in by_identity(self._ready, rest):
+        for identity, _, asked in by_identity(self._ready, rest):
             units = most.get(identity, {})
             over = {number for number, each in units.items() if each > self._ready.terms[number].limit}
-            for number, points in enumerate(self._points):
+            for number, uncounted in enumerate(left):
                 enough = units.get(number, 0) if over <= {number} else MAX_LIMIT
-                for counted, (limit, begin, kept) in zip(found[number], points, strict=True):
+                for counted, (limit, begin, kept) in uncounted:
                     if enough <= limit:
                         if kept is None:
                             break  # higher limits do not refuse it either
                         if isinstance(kept, Strict):
-                            kept.admitted(times)
+                            kept.admitted(asked)
                             continue
-                    if runs := (kept or begin()).refused(times, values):
+                    if runs := (kept or begin()).refused(asked):
                         counted[0] += sum([after - at for at, after, *_ in runs])
                         counted[1] += 1
                         counted[2] += identity not in automated
         return found
+
+    def _name(self, number: int, limit: int) -> tuple[object, ...]:
+        """Return what a point depends on, beside the frame."""
+        ready, own = self._ready, self._ready.terms[number]
+        if ready.alone is None or ready.cost is None or self._single:  # a single identity keeps its budgets
+            return id(self), number, limit
+        rule = ready.alone.rule
+        return own.algorithm, own.quota.period_us, own.quota.burst, ready.cost, ready.alone.methods, rule.path, limit
 
     def _most(self, rows: pl.DataFrame) -> dict[int, dict[int, float]]:
         """Return the identities that some limit might refuse, each with its most units within the reach of a quota."""

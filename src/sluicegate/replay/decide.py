@@ -20,7 +20,7 @@ from sluicegate.identity import identity_text, joined
 from sluicegate.plan import Decision, Terms
 from sluicegate.replay.caller import LoggedRequest, Places, Row
 from sluicegate.replay.candidates import Candidate, rules_of
-from sluicegate.replay.plain import STRICT, Steps, Strict, reach
+from sluicegate.replay.plain import STRICT, Asked, Steps, Strict, reach
 from sluicegate.replay.traffic import COLUMNS, HEADER
 from sluicegate.rules.key import Caller, KeySpec, ReadyKey
 from sluicegate.rules.response import Response
@@ -46,9 +46,7 @@ _IPV4: Final = rf"^(?:{_OCTET}\.){{3}}{_OCTET}$"
 _OF_IP: Final = joined([identity_text("ip")])  # the identity of an address begins with this
 
 OneIdentity = Strict | Steps
-"""One identity under plain rules, with its budgets. Its requests may come in pieces, in order of time. Each piece has
-the times of its requests, and what else they are decided by, as `by_identity` yields it.
-"""
+"""One identity under plain rules, with its budgets. Its requests may come in pieces, in order of time."""
 ALLOWED: Final = -1  # in the place of the rule that refused
 REFUSALS: Final = {"row": pl.Int64(), "until": pl.Int64(), "rule": pl.Int32()}
 """The columns of refusals: the number of the row, the time at which the same request would pass (null: never), and the
@@ -98,6 +96,11 @@ class Ready:
         costs = [self.bounds[at].rule.cost for at in self.owner]
         self.costs = tuple([cost for cost in costs if isinstance(cost, int)])  # of several plain rules, that of each
         self.cost = self.costs[0] if self.alone is not None and self.costs else None  # of each request; None: differ
+        # Sliding windows at fixed costs, each of which counts all requests that some rule applies to.
+        self.strict = (
+            all([*self.costs, len(self.costs) == len(self.terms), {each.algorithm for each in self.terms} <= STRICT])
+            and len({(bound.methods, bound.rule.path) for bound in self.bounds}) == 1
+        )
 
     @property
     def wanted(self) -> set[str]:
@@ -311,8 +314,8 @@ def suspects(frame: pl.DataFrame, terms: Terms, cost: object) -> pl.Series:
 def one_identity(ready: Ready, other: Sequence[Terms] = ()) -> OneIdentity:
     """Return an identity that has asked nothing yet. The candidate may have `other` limits in its terms."""
     terms = other or ready.terms
-    if ready.cost and terms[0].algorithm in STRICT:
-        return Strict(terms[0], ready.cost)
+    if ready.strict:
+        return Strict(terms, ready.costs)
     return Steps(terms, ready.costs, ready.sets if ready.alone is None else ())
 
 
@@ -356,13 +359,13 @@ def suspected(ready: Ready, rows: pl.DataFrame) -> pl.DataFrame:
     return rows.filter(pl.col("identity").is_in(pl.concat(found).unique().implode()))
 
 
-def by_identity(ready: Ready, frame: pl.DataFrame) -> Iterator[tuple[int, list[int], list[int], list[int]]]:
-    """Yield each identity, its rows, their times, and what else they are decided by: the numbers of the sets of their
-    quotas, or their costs under the only rule.
+def by_identity(ready: Ready, frame: pl.DataFrame) -> Iterator[tuple[int, list[int], Asked]]:
+    """Yield each identity, the numbers of its rows, and its requests. These are decided also by the numbers of the sets
+    of their quotas, or by their costs under the only rule.
     """
     names = ["row", "time", *(["set"] if ready.alone is None else ["cost"] if ready.cost is None else [])]
     for identity, rows, times, *values in frame.group_by("identity", maintain_order=True).agg(names).iter_rows():
-        yield identity, rows, times, values[0] if values else [ready.cost or 0] * len(rows)
+        yield identity, rows, Asked(times, values[0] if values else [ready.cost or 0] * len(rows))
 
 
 def decided(ready: Ready, frame: pl.DataFrame, kept: OneIdentity | None = None) -> Decided:
@@ -374,8 +377,8 @@ def decided(ready: Ready, frame: pl.DataFrame, kept: OneIdentity | None = None) 
     refused: list[int] = []
     untils: list[int | None] = []
     rules: list[int] = []
-    for _, mine, times, values in by_identity(ready, rest):
-        for at, after, until, rule in (kept or one_identity(ready)).refused(times, values):
+    for _, mine, asked in by_identity(ready, rest):
+        for at, after, until, rule in (kept or one_identity(ready)).refused(asked):
             refused += mine[at:after]
             untils += [until] * (after - at)
             rules += [rule] * (after - at)

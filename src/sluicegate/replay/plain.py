@@ -1,9 +1,9 @@
 """One identity under plain rules: all its requests in order of time, decided by a loop with nothing else in it.
 
 The state stays between calls, so that the requests may come in pieces. `Steps` asks the algorithms themselves. `Strict`
-is for one sliding window at one cost: a request is refused exactly while the one that was admitted so many requests
-before it still counts. It stays because it is several times as fast, and nearly all candidates and all curves are such
-windows. Tests prove that both agree with a Limiter event by event.
+is for sliding windows: a request is refused exactly while the one that was admitted so many requests before it still
+counts. It stays because it is fifty times as fast, and nearly all candidates and all curves are such windows. Tests
+prove that both agree with a Limiter event by event.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import compress, count
+from operator import gt
 from typing import Final
 
 from sluicegate.algorithms import KEPT, sliding_log, sliding_window
@@ -24,6 +26,25 @@ Run = tuple[int, int, int | None, int]
 """
 
 STRICT: Final = {*sliding_log.NAMES, *sliding_window.NAMES}
+_PIECE: Final = 64  # requests that are compared at once, at first
+
+
+class Asked:
+    """The requests of one identity in order of time, asked under each limit of a curve: what no limit changes is
+    computed once.
+    """
+
+    def __init__(self, times: Sequence[int], chosen: Sequence[int]) -> None:
+        self.times = times
+        self.chosen = chosen  # for each request what else it is decided by: the number of its rules, or its cost
+        self._ends: dict[tuple[int, int], list[int]] = {}
+
+    def ends(self, window: int, grain: int) -> list[int]:
+        """Return until when each request counts in a window, if its time is rounded up to the grain."""
+        found = self._ends.get((window, grain))
+        if found is None:
+            found = self._ends[window, grain] = [window - -now // grain * grain for now in self.times]
+        return found
 
 
 @dataclass(slots=True)
@@ -81,9 +102,9 @@ class Steps:
                 states[number] = state
         return refusal
 
-    def refused(self, times: Sequence[int], chosen: Sequence[int]) -> list[Run]:
+    def refused(self, asked: Asked) -> list[Run]:
         """Ask the requests at their times. Return those that are refused."""
-        runs: list[Run] = []
+        times, chosen, runs = asked.times, asked.chosen, list[Run]()
         # By number. A refusal changes nothing and its wait is exact, so it holds until its end, or until a request of
         # another number is charged.
         known: dict[int, tuple[int | None, int]] = {}
@@ -92,12 +113,12 @@ class Steps:
             now, which = times[at], chosen[at]
             refusal = known.get(which)
             if refusal is None or (refusal[0] is not None and refusal[0] <= now):
-                asked = self._ask(now, which)
-                if asked is None:
+                answer = self._ask(now, which)
+                if answer is None:
                     known.clear()
                     at += 1
                     continue
-                wait, rule = asked
+                wait, rule = answer
                 refusal = known[which] = None if wait is None else now + wait, rule
             until, first = refusal[0], at
             last = end if until is None else bisect_left(times, until, at + 1)
@@ -107,10 +128,10 @@ class Steps:
             runs.append((first, at, *refusal))
         return runs
 
-    def wait(self, times: Sequence[int], chosen: Sequence[int], met: Met) -> None:
+    def wait(self, asked: Asked, met: Met) -> None:
         """Ask the requests one after the other, and wait as long as each refusal says."""
         now = self._now
-        for logged, which in zip(times, chosen, strict=True):
+        for logged, which in zip(asked.times, asked.chosen, strict=True):
             now = max(now, logged)
             while (refusal := self._ask(now, which)) is not None and refusal[0] is not None:
                 met.retries += 1
@@ -120,51 +141,88 @@ class Steps:
 
 
 class Strict:
-    """A sliding window, for requests that all have the same cost."""
+    """Sliding windows that all count each request, at costs that do not change."""
 
-    def __init__(self, terms: Terms, cost: int) -> None:
-        self._most = terms.limit // cost  # requests that count at one time
-        self._window, self._grain = _window(terms)
-        self._ends: list[int] = []  # until when each admitted request counts; the latest suffice
+    def __init__(self, terms: Sequence[Terms], costs: Sequence[int]) -> None:
+        # Of each window: the requests that count at one time, how long they count, and the grain of their times.
+        self._windows = [(each.limit // cost, *_window(each)) for each, cost in zip(terms, costs, strict=True)]
+        self._ends: list[list[int]] = [[] for _ in terms]  # until when each admitted request counts
         self._now = 0
 
-    def refused(self, times: Sequence[int], _: object = None) -> list[Run]:
-        most, window, grain = self._most, self._window, self._grain
-        ends, runs, at, end = self._ends[-most:], list[Run](), 0, len(times)
-        oldest = len(ends) - most  # the place in `ends` of the request that must have ended
-        while at < end:
-            now = times[at]
-            if oldest >= 0 and (until := ends[oldest]) > now:
-                after = bisect_left(times, until, at + 1)
-                runs.append((at, after, until, 0))
-                at = after
-            else:
-                ends.append(window - -now // grain * grain)  # rounded up to the grain
-                oldest += 1
-                at += 1
-        self._ends = ends[-most:]
+    def refused(self, asked: Asked) -> list[Run]:
+        """Ask the requests at their times. Return those that are refused."""
+        times, runs, at, counted = asked.times, list[Run](), 0, self._counted(asked)
+        while (at := self._admit(times, at, counted)) < len(times):
+            until, rule = self._refusal(times[at])
+            after = bisect_left(times, until, at + 1)
+            runs.append((at, after, until, rule))
+            at = after
+        self._forget()
         return runs
 
-    def admitted(self, times: Sequence[int]) -> None:
-        """Ask requests that are known to be admitted."""
-        window, grain = self._window, self._grain
-        self._ends = [*self._ends, *[window - -now // grain * grain for now in times[-self._most :]]][-self._most :]
+    def wait(self, asked: Asked, met: Met) -> None:
+        """Ask the requests one after the other, and wait as long as each refusal says."""
+        times, now, at, counted = asked.times, self._now, 0, self._counted(asked)
+        while at < len(times):
+            if times[at] >= now and (after := self._admit(times, at, counted)) > at:
+                at, now = after, times[after - 1]
+                continue
+            now = max(now, times[at])
+            if (until := self._refusal(now)[0]) > now:
+                met.retries += 1
+                now = until
+            for ends, (_, window, grain) in zip(self._ends, self._windows, strict=True):
+                ends.append(window - -now // grain * grain)
+            met.end(times[at], now)
+            at += 1
+        self._now = now
+        self._forget()
 
-    def wait(self, times: Sequence[int], _: object, met: Met) -> None:
-        most, window, grain = self._most, self._window, self._grain
-        ends, now, delays, retries = self._ends[-most:], self._now, met.delays, 0
-        oldest = len(ends) - most
-        for logged in times:
-            now = max(now, logged)
-            if oldest >= 0 and ends[oldest] > now:
-                retries += 1
-                now = ends[oldest]
-            ends.append(window - -now // grain * grain)
-            oldest += 1
-            if now > logged:
-                delays.append(now - logged)
-        met.retries += retries
-        self._ends, self._now = ends[-most:], now
+    def admitted(self, asked: Asked) -> None:
+        """Ask requests that are known to be admitted."""
+        for ends, mine in zip(self._ends, self._counted(asked), strict=True):
+            ends.extend(mine)
+        self._forget()
+
+    def _counted(self, asked: Asked) -> list[list[int]]:
+        """Return for each window until when each of these requests would count."""
+        return [asked.ends(window, grain) for _, window, grain in self._windows]
+
+    def _admit(self, times: Sequence[int], at: int, counted: list[list[int]]) -> int:
+        """Ask the requests from this one to the next that is refused. Return the place of that one.
+
+        A piece at a time, each longer than the one before: a window admits its requests until one comes before the end
+        that it needs.
+        """
+        size = _PIECE
+        while ahead := times[at : at + size]:
+            free = len(ahead)
+            for (most, *_), ends, mine in zip(self._windows, self._ends, counted, strict=True):
+                first = len(ends) - most  # the place of the end that the request needs
+                skip = -first if first < 0 else 0  # requests that need none: fewer were admitted than the limit
+                if skip < free:
+                    needed = ends[first + skip : first + free]
+                    needed += mine[at : at + free - most] if free > most else ()
+                    free = next(compress(count(skip), map(gt, needed, ahead[skip:] if skip else ahead)), free)
+            for ends, mine in zip(self._ends, counted, strict=True):
+                ends.extend(mine[at : at + free])
+            at += free
+            if free < len(ahead):
+                break
+            size *= 2
+        return at
+
+    def _refusal(self, now: int) -> tuple[int, int]:
+        """Return until when a request at this time is refused, and the number of the window that says so."""
+        found = now, 0
+        for number, ((most, *_), ends) in enumerate(zip(self._windows, self._ends, strict=True)):
+            if len(ends) >= most and ends[-most] > found[0]:
+                found = ends[-most], number
+        return found
+
+    def _forget(self) -> None:
+        """Drop the ends that no later request needs."""
+        self._ends = [ends[-most:] for (most, *_), ends in zip(self._windows, self._ends, strict=True)]
 
 
 def with_limit(terms: Terms, limit: int) -> Terms:

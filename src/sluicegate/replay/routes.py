@@ -16,6 +16,7 @@ _DEEPEST: Final = 6  # parts; the rest of a path is one `*`
 _WORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _VARIABLE: Final = re.compile(
     r"(?=[.+:-]*[0-9])[0-9.+:-]+"  # a number, a date, an address
+    r"|[0-9]+\.[A-Za-z][A-Za-z0-9]{0,4}"  # a numbered file
     r"|(?=[^0-9]*[0-9])[0-9A-Fa-f-]{8,}|(?=(?:[^0-9]*[0-9]){3})[\w.~-]{16,}|[A-Za-z0-9]{20,}|.{48,}"
     r"|(?=[^A-Z]*[A-Z])(?=[^a-z]*[a-z])(?=[^0-9]*[0-9]).{8,}"
     r"|(?=[^A-Z]*[A-Z])(?=[^a-z]*[a-z])(?!(?:[a-z]+|[A-Z][a-z]+)(?:[A-Z][a-z]+)*$)[A-Za-z]{10,}"

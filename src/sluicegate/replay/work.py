@@ -21,7 +21,7 @@ from sluicegate.identity import digest
 from sluicegate.replay import kinds
 from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.closed_loop import waits_of
-from sluicegate.replay.curves import Scale
+from sluicegate.replay.curves import Known, Scale
 from sluicegate.replay.decide import Ready, decided, one_identity, ruled
 from sluicegate.replay.partitions import Part, Single
 from sluicegate.replay.peaks import Peaks
@@ -80,7 +80,8 @@ class Work:
         for piece in held.pieces():
             rows, name = piece.frame, self._namer(piece.texts)
             shared = add(shared, common(rows, grid=self.grid))
-            found = [one.tally(rows, who, name) for one in ones]
+            known: Known = {}
+            found = [one.tally(rows, who, name, known=known) for one in ones]
             tallies = [*map(following if single else add, tallies, found)]
             for ready, quota, peaks in rates.values():
                 peaks.add(ruled(ready, rows).filter(ready.having(quota)))
@@ -128,7 +129,7 @@ class _One:
         self._kept, self._waiting = [one_identity(ready) if single and ready.plain else None for _ in range(2)]
         self._until = 0
 
-    def tally(self, rows: pl.DataFrame, who: pl.DataFrame, name: Name) -> Tally:
+    def tally(self, rows: pl.DataFrame, who: pl.DataFrame, name: Name, *, known: Known) -> Tally:
         """Count what is decided about the requests of some identities, or about the next piece of a single one. `who`
         has the kind of each.
         """
@@ -151,7 +152,7 @@ class _One:
         found.people_waits = waits_of(ready, rest.filter(~is_program), self._waiting)
         found.waits = found.people_waits + waits_of(ready, rest.filter(is_program), self._waiting)
         if self._scale is not None:
-            found.curves = self._scale.points(rows, programs)
+            found.curves = self._scale.points(rows, programs, known)
         return found
 
 
