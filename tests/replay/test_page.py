@@ -263,6 +263,10 @@ def test_every_control_is_reached_by_tab(opens: Opens) -> None:
 def test_it_prints_light_and_whole(opens: Opens) -> None:
     page = opens(generated(), color_scheme="dark")
     page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")  # every candidate, with its rules to paste
+    curves = [curve for each in generated().candidates for curve in each.curves]
+    assert page.locator(".limit svg.plot .dot").count() == sum([len(each.points) for each in curves])
+    assert page.locator(".limit pre:visible").count() == len(curves)
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.locator("button:visible, details:visible, input:visible").count() == 0
     page.set_viewport_size({"width": 688, "height": 1000})  # A4 between margins of 14 mm
@@ -272,6 +276,8 @@ def test_it_prints_light_and_whole(opens: Opens) -> None:
     }
     assert page.evaluate(FAULTS) == []
     assert page.pdf(format="A4")[:4] == b"%PDF"
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator(".limit").count() == len(generated().candidates[0].curves)
 
 
 def test_less_motion(opens: Opens) -> None:

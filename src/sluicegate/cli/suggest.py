@@ -106,7 +106,7 @@ def _show(found: Suggestions, out: Console) -> None:
     if found.programs:
         rows = list[tuple[str, ...]]()
         for program in found.programs[:_PROGRAMS]:
-            name = f" as {program.agent!r}" if program.agent else ""
+            name = f" as {program.agent}" if program.agent else ""
             asks = [f"mostly {program.path}{name}"] if program.path else []
             rows.append((program.identity, f"{program.requests:,}", "; ".join([*asks, *program.reasons[:_REASONS]])))
         out.print()

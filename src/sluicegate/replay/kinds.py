@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from sluicegate.errors import needs
 from sluicegate.replay.peaks import PEAK, Peaks
 from sluicegate.replay.traffic import COLUMNS
-from sluicegate.replay.words import share, span
+from sluicegate.replay.words import printable, share, span
 
 with needs("replay"):
     import polars as pl
@@ -82,7 +82,7 @@ SIGNS: Final[Mapping[str, Sign]] = {
     # 50 requests to one path are seldom a person's.
     "single": Sign(1, "each of its {requests:,} requests is for the same path"),
     # Only a program says that it is one; any program may say that it is not.
-    "name": Sign(2, "it calls itself {agent!r}", crowd=True),
+    "name": Sign(2, "it calls itself {agent}", crowd=True),
     # Nobody browses with such a name.
     "checker": Sign(1, "this is a name of health checks"),
 }
@@ -97,8 +97,9 @@ class Kinds(NamedTuple):
         """Return why an identity is taken for a program."""
         row = self.table.row(by_predicate=pl.col("identity") == who, named=True)
         texts = {"failures": share(row["failed"], 1), "pauses": _pauses(row["low"] or 0, row["high"] or 0)}
+        texts["agent"] = printable(row["agent"] or "")
         signs = [name for name in SIGNS if row[name] and not (name == "failing" and row["refused"])]  # says more
-        return tuple([SIGNS[name].reason.format(**row, **texts) for name in signs])
+        return tuple([SIGNS[name].reason.format(**row | texts) for name in signs])
 
 
 def _pauses(low: float, high: float) -> str:

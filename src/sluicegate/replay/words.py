@@ -187,7 +187,9 @@ def shape(text: str) -> str:
 
 FACTS: Final = (
     "Blocked is the time for which identities were refused, added up. A wait is that of a client that honours "
-    "Retry-After and then goes on. The busiest time is without the candidate and with it."
+    "Retry-After and then goes on. The busiest time is without the candidate and with it. "
+    "People are all identities that the signs of `suggest` do not take for programs. `sluicegate suggest --share 0.1%` "
+    "finds the smallest limits that refuse at most such a share of them."
 )
 """What the figures of `facts` mean."""
 
@@ -221,8 +223,8 @@ def closed_loop(found: ClosedLoop) -> str:
 
 
 def wait(seconds: float | None) -> str:
-    """Return how long a client waits, if that is known."""
-    return "not computed" if seconds is None else span(seconds)
+    """Return how long a client waits, if that is known; a dash if nobody waits."""
+    return "not computed" if seconds is None else span(seconds) if seconds else "–"
 
 
 def facts(candidate: Candidate) -> list[tuple[str, str]]:

@@ -55,7 +55,7 @@ def _words(result: Result) -> dict[str, object]:
 
 def _candidate(found: Candidate) -> dict[str, object]:
     return {
-        "answer": words.answer(found),
+        "answer": words.answer(found).removeprefix(f"refuses {found.refused:,} "),  # the card has the number
         "facts": words.facts(found),
         "rollout": words.rollout(found),
         "closed_loop": words.closed_loop(found.closed_loop),

@@ -99,12 +99,11 @@ function drawing(label, draw, given = {}) {
     frame.setAttribute("viewBox", `0 0 ${width} ${height}`);
   };
   let last = 0;
-  const observer = new ResizeObserver(() => {
+  frame.fit = () => {
     const width = Math.round(frame.clientWidth || frame.parentElement.clientWidth);
     if (width !== last) at((last = width));
-  });
-  observer.observe(frame);
-  frame.redraw = () => at(last);
+  };
+  new ResizeObserver(frame.fit).observe(frame);
   return frame;
 }
 
@@ -128,8 +127,12 @@ function decades(low, high) {
   return found;
 }
 
+/** The title of an axis on the left, turned, about this height. */
+const axisTitle = (text, y) => svg("text", { transform: `translate(11 ${y}) rotate(-90)`, "text-anchor": "middle" }, text);
+
 /** Axes: lines and figures on the left, times below. */
-function axes(frame, { x, y, most, width, base, load, unit = "" }) {
+function axes(frame, { x, y, most, width, base, load, title, unit = "" }) {
+  frame.append(axisTitle(title, (y(0) + y(most)) / 2));
   for (const tick of ticks(most, 4)) {
     frame.append(svg("path", { class: "axis", d: `M${x.left},${y(tick)}H${width}` }),
       svg("text", { x: x.left - 8, y: y(tick) + 4, "text-anchor": "end" }, `${short.format(tick)}${tick ? unit : ""}`));
@@ -152,13 +155,13 @@ function area(counts, { x, y, load }) {
 }
 
 /** Areas over time, each in front of those before it. */
-function overTime(load, label, areas, { scale = 1, unit = "", height = 190, peaks = false } = {}) {
+function overTime(load, label, areas, { title, scale = 1, unit = "", height = 190, peaks = false }) {
   const most = largest(areas.map((each) => largest(each.counts))) * scale || 1;
   return drawing(label, (frame, width) => {
-    const base = height - 26, top = 12, left = 46;
+    const base = height - 26, top = 12, left = 62;
     const x = Object.assign(linear(load.start, load.start + load.bucket * load.logged.length, left, width), { left });
     const y = linear(0, most, base, top);
-    axes(frame, { x, y, most, width, base, load, unit });
+    axes(frame, { x, y, most, width, base, load, title, unit });
     for (const each of areas) frame.append(svg("path", { class: each.class, d: area(each.counts.map((count) => count * scale), { x, y, load }) }));
     if (peaks) for (const each of areas) {
       const peak = largest(each.counts) * scale;
@@ -198,7 +201,7 @@ function limit(candidate, curve, text) {
   let at = own;
   let scale = null;
 
-  const tall = bins.length ? 170 : 0, deep = 120, top = 34, gap = bins.length ? 34 : 0, left = 46;
+  const tall = bins.length ? 170 : 0, deep = 120, top = 34, gap = bins.length ? 34 : 0, left = 62;
   const height = top + tall + gap + deep + 44;
   const handle = svg("g", { class: "handle", role: "slider", tabindex: "0", "aria-label": `Limit of ${shorten(curve.rule)} per ${text.period}`,
     "aria-valuemin": points[0].limit, "aria-valuemax": points.at(-1).limit, "aria-orientation": "horizontal", keydown: press });
@@ -216,6 +219,7 @@ function limit(candidate, curve, text) {
     if (bins.length) {
       const most = largest(bars.map(({ count }) => count));
       const y = linear(0, Math.log1p(most), base, top);
+      plot.append(axisTitle("identities", (base + top) / 2));
       for (const tick of [0, 1, 10, 100, 1000, 1e4, 1e5, 1e6, 1e7].filter((each) => each <= most)) {
         plot.append(svg("path", { class: "axis", d: `M${left},${y(Math.log1p(tick))}H${width}` }),
           svg("text", { x: left - 8, y: y(Math.log1p(tick)) + 4, "text-anchor": "end" }, short.format(tick)));
@@ -230,6 +234,7 @@ function limit(candidate, curve, text) {
     }
     const most = largest(points.map((point) => point.refused)) || 1;
     const y = linear(0, Math.max(most, 2), floor, base + gap);
+    plot.append(axisTitle("requests refused", floor - deep / 2));
     for (const tick of ticks(Math.max(most, 2), 2)) {
       plot.append(svg("path", { class: "axis", d: `M${left},${y(tick)}H${width}` }), svg("text", { x: left - 8, y: y(tick) + 4, "text-anchor": "end" }, short.format(tick)));
     }
@@ -313,12 +318,21 @@ function limit(candidate, curve, text) {
       html("h3", {}, logged(curve.rule), rule ? " · " : null, rule && logged(`${rule.quota} by ${rule.key}${rule.applies_to ? ` on ${rule.applies_to}` : ""}`)),
       legend(...(bins.length ? [["soft", "identities by their most requests"], ["refused", "beyond the limit"]] : []), ["steps", "requests refused at each limit"]),
       frame,
+      html("p", { class: "lead" }, inTheGap(points, text.period), points.at(-1).limit > 100 && rule?.algorithm === "sliding-window" ? " Above 100, a sliding window rounds times up to a hundredth of its period: a request waits at most 1 % longer." : ""),
       values("Limits", ["Limit", "Refused requests", "Identities", "People"], () => points.map((point) => [number(point.limit), point.refused, point.identities, point.people])),
       bins.length ? values("Identities", [`Most requests per ${text.period}, from`, "Identities"], () => bins.map(([from, count]) => [number(from), count])) : null),
     html("div", { class: "numbers" }, big,
-      html("dl", {}, ...[["refused", "Refused requests"], ["identities", "Identities refused"], ["people", "People refused"]].map(([name, title]) => html("div", {}, html("dt", {}, title), facts[name]))),
+      html("dl", {}, ...[["refused", "Refused requests"], ["identities", "Identities refused"], ["people", "People refused: not taken for programs"]].map(([name, title]) => html("div", {}, html("dt", {}, title), facts[name]))),
       text.toml && pasted,
       html("div", { class: "buttons" }, text.toml && copy("toml", "TOML"), text.decorator && copy("decorator", "decorator"), back), status));
+}
+
+/** Which limit stands in the gap between people and programs. */
+function inTheGap(points, period) {
+  const free = points.find((point) => !point.people);
+  if (!free) return "Each of these limits refuses people: none is in a gap between people and programs.";
+  if (!free.refused) return "No limit here refuses programs and no people: there is no gap between them.";
+  return `In the gap between people and programs: ${number(free.limit)} per ${period} is the smallest of these limits that refuses no people. It refuses ${number(free.refused)} requests of programs.`;
 }
 
 /** Bins put together into cells that are about equally wide on a logarithmic axis. */
@@ -386,7 +400,7 @@ function refusals({ load, worst, refused }) {
   const out = load.logged.map((count, at) => count - load.passed[at]);
   const rows = times(load, [load.logged, out]);
   return section("Refused over time", `Requests refused in each ${span(load.bucket)}. Times are in UTC.`,
-    html("figure", {}, overTime(load, `Requests refused over time: at most ${number(largest(out))} in ${span(load.bucket)}`, [{ counts: out, class: "refused" }]),
+    html("figure", {}, overTime(load, `Requests refused over time: at most ${number(largest(out))} in ${span(load.bucket)}`, [{ counts: out, class: "refused" }], { title: "refused requests" }),
       values("Refusals", ["From (UTC)", "Requests", "Refused"], () => out.map((_, at) => rows(at)))),
     worst.length ? html("div", { class: "short" }, table(["Begins (UTC)", "Lasts", "Requests", "Refused", "Identities"],
       worst.map((each) => [moment(each.start), span(each.seconds), each.requests, each.refused, each.identities]), { caption: "Worst moments", right: [2, 3, 4] })) : null);
@@ -399,10 +413,10 @@ function loads({ load }) {
   const busy = load.busy_logged.length > 0 && largest(load.busy_logged) > 0;
   return section("Load with and without", `The busiest ${span(load.bucket)} has ${rate(largest(load.logged))} without the candidate, and ${rate(largest(load.passed))} with it.`,
     html("figure", {}, legend(["passed", "with the candidate"], ["refused", "what it takes away"]),
-      overTime(load, "Requests per second over time, with and without the candidate", [{ counts: load.logged, class: "refused" }, { counts: load.passed, class: "passed" }], { scale: 1 / load.bucket, unit: "/s", peaks: true }),
+      overTime(load, "Requests per second over time, with and without the candidate", [{ counts: load.logged, class: "refused" }, { counts: load.passed, class: "passed" }], { title: "requests", scale: 1 / load.bucket, unit: "/s", peaks: true }),
       values("Load", ["From (UTC)", "Without", "With"], () => load.logged.map((_, at) => rows(at)))),
     busy ? html("figure", {}, html("p", { class: "lead" }, `Requests in progress, on average. The candidate saves ${share(sum(load.busy_logged) - sum(load.busy_passed), sum(load.busy_logged))} of the work.`),
-      overTime(load, "Requests in progress over time, with and without the candidate", [{ counts: load.busy_logged, class: "refused" }, { counts: load.busy_passed, class: "passed" }], { scale: 1 / load.bucket, height: 140 }),
+      overTime(load, "Requests in progress over time, with and without the candidate", [{ counts: load.busy_logged, class: "refused" }, { counts: load.busy_passed, class: "passed" }], { title: "in progress", scale: 1 / load.bucket, height: 140 }),
       values("Work", ["From (UTC)", "Seconds of work without", "With"], () => load.busy_logged.map((_, at) => times(load, [load.busy_logged, load.busy_passed])(at)))) : null);
 }
 
@@ -444,7 +458,7 @@ function sideBySide() {
     const columns = candidates.slice(first, first + BESIDE);
     const facts = words.candidates.slice(first, first + BESIDE).map((each) => new Map(each.facts));
     const titles = [...new Set(facts.flatMap((each) => [...each.keys()]))];
-    const rows = titles.map((title) => [title, ...facts.map((each) => sentence(each.get(title) ?? "–"))]);
+    const rows = titles.map((title) => [title, ...facts.map((each) => sentence(each.get(title) ?? "–"))]).filter(([, ...cells]) => cells.some((each) => each !== "–"));
     tables.push(table(["Figure", ...columns.map((each) => shorten(each.name, 40))], rows, { right: columns.map((_, at) => at + 1), even: true }));
   }
   return section("Side by side", words.facts, ...tables);
@@ -469,11 +483,20 @@ function themeButton() {
 
 function page() {
   const chosen = html("div", { id: "chosen" });
-  const choose = (at) => {
+  let shownAt = 0;
+  const parts = (at) => {
     const candidate = candidates[at], texts = words.candidates[at];
-    chosen.replaceChildren(...[texts.rollout ? html("p", { class: "lead" }, sentence(texts.rollout)) : null, rules(candidate), limits(candidate, texts), refusals(candidate), loads(candidate), mostRefused(candidate), routes(candidate), clients(candidate, texts)].filter(Boolean));
+    return [candidates.length > 1 ? html("h2", { class: "on-paper" }, logged(candidate.name)) : null, texts.rollout ? html("p", { class: "lead" }, sentence(texts.rollout)) : null, rules(candidate), limits(candidate, texts), refusals(candidate), loads(candidate), mostRefused(candidate), routes(candidate), clients(candidate, texts)].filter(Boolean);
   };
-  if (candidates.length && traffic.requests) choose(0);
+  const choose = (at) => chosen.replaceChildren(...parts((shownAt = at)));
+  if (candidates.length && traffic.requests) {
+    choose(0);
+    addEventListener("beforeprint", () => {
+      chosen.replaceChildren(...candidates.flatMap((_, at) => parts(at))); // paper has no choice
+      for (const each of chosen.querySelectorAll("svg")) each.fit?.();
+    });
+    addEventListener("afterprint", () => choose(shownAt));
+  }
   const read = `${number(traffic.requests)} requests · ${number(traffic.identities)} identities` + (traffic.first === null ? "" : ` · ${moment(traffic.first)} to ${moment(traffic.last)} UTC`);
   document.getElementById("report").append(
     html("header", {},
