@@ -31,6 +31,7 @@ import pytest
 import redis
 from django.test import override_settings
 
+import hatch_build
 import sluicegate
 import sluicegate.testing
 import tests.adapters.django_app  # noqa: F401  # Django's modules cannot be looked at before settings are configured
@@ -64,6 +65,7 @@ PACKAGE = ROOT / "src" / "sluicegate"
 LINES = 250
 LOOKED_UP = {"commands.md": 300, "errors.md": 300}  # by the name of a command or a code: nobody reads them from the top
 SHOWN = 80
+BENCH = DOCS / "performance-requests.md"
 SHORT = 30
 MISTAKES = """
 from flask import Flask
@@ -190,9 +192,47 @@ def test_every_language_is_tested(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= LANGUAGES
 
 
-def test_the_readme_has_no_relative_link() -> None:
-    """The package index shows the README without the files beside it."""
-    assert re.findall(r"\]\((?!https?:|#)[^)]*\)", written(README)) == []
+def test_the_package_index_gets_no_relative_link() -> None:
+    """It shows the README without the files beside it, so `hatch_build.py` changes the links. README.md itself has
+    relative links and pictures: a clone, a repository's host and the site (`docs/header.py`) can follow them.
+    """
+    relative = re.compile(r"\]\((?!https?:|#)")
+    assert relative.search(written(README))
+    for base in ("", "https://example.org/"):
+        assert not relative.search(hatch_build.description(written(README), base))
+    assert "example.org/docs/assets/" in hatch_build.description(written(README), "https://example.org/")
+
+
+def test_the_home_page_is_the_readme_with_tabs() -> None:
+    home = header.home(written(README))
+    assert re.findall(r'^=== "(.+)"$', home, re.MULTILINE) == [
+        "Starlette",
+        "FastAPI",
+        "Flask",
+        "Django",
+        "No framework",
+    ]
+    assert "](docs/" not in home
+    for module in (header, hatch_build):
+        for test in doctest.DocTestFinder(exclude_empty=True).find(module):
+            check(test)
+
+
+def test_the_badges_are_true() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    pythons = [each.split()[-1] for each in project["classifiers"] if re.search(r"Python :: 3\.\d+$", each)]
+    assert f"Python {pythons[0]} to {pythons[-1]} " in written(README)
+    assert (PACKAGE / "py.typed").exists() and "typed" in written(README)
+    assert not project["dependencies"] and "no dependency" in written(README)
+    assert f"· {project['license']}\n" in written(README)
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmark() -> None:
+    (row,) = re.findall(r"^\| \[CPU added.+$", written(README), re.MULTILINE)
+    measured = re.findall(r"^\| ([\w-]+) memory \|.*\| ([\d.]+) \([^|]*\| [\d.]+ \|$", written(BENCH), re.MULTILINE)
+    ours = iter(["Starlette", "Flask", "Django"])
+    expected = {next(ours) if name == "sluicegate" else name: round(float(figure)) for name, figure in measured}
+    assert {name: int(figure) for name, figure in re.findall(r"([A-Z]?[\w-]+) (\d+)", row)} == expected
 
 
 def test_a_mistake_on_a_page_is_found() -> None:
@@ -223,7 +263,7 @@ def test_a_page_is_copied_literally(text: str, result: str, tmp_path: Path) -> N
     assert result in (error or f"{count} run")
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=named)
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_the_first_block_is_not_cut_off(page: Path) -> None:
     """The site shows this many characters of a line without scrolling."""
     first = next(blocks(page), None)
