@@ -222,8 +222,10 @@ def test_the_badges_are_true() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     pythons = [each.split()[-1] for each in project["classifiers"] if re.search(r"Python :: 3\.\d+$", each)]
     assert f"Python {pythons[0]} to {pythons[-1]} " in written(README)
-    assert (PACKAGE / "py.typed").exists() and "typed" in written(README)
-    assert not project["dependencies"] and "no dependency" in written(README)
+    assert (PACKAGE / "py.typed").exists()
+    assert not project["dependencies"]
+    assert "typed: `mypy --strict`" in written(README)
+    assert "no dependency" in written(README)
     assert f"· {project['license']}\n" in written(README)
 
 
