@@ -1,5 +1,5 @@
 """The pages about migrating: each table has every public name of the library, and each snippet behaves as theirs does.
-The page about one job: all applications on it do the same, and ours need few lines.
+The page that compares: all applications on it do the same, and ours need few lines.
 
 The libraries are the dependency group `peers`. Where one is not installed, its tests are skipped.
 """
@@ -30,7 +30,8 @@ from tests.servers import Server
 
 FOLDER = DOCS / "migrating"
 PAGES = sorted(FOLDER.glob("*.md"))
-STORE = "redis://localhost"  # of the page about one job
+STORE = "redis://localhost"  # of the page that compares
+COMPARED = DOCS / "behaviours.md"
 REFUSED = {403: 429}  # django-ratelimit refuses with 403
 
 
@@ -216,7 +217,7 @@ SENT = [
 ]
 
 
-@pytest.mark.parametrize(("theirs", "ours"), list(pairs([DOCS / "job.md"])))
+@pytest.mark.parametrize(("theirs", "ours"), list(pairs([COMPARED])))
 def test_one_job(theirs: Block, ours: Block, valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for library in ("flask_limiter", "slowapi", "django_ratelimit"):
         pytest.importorskip(library)
@@ -244,8 +245,8 @@ def send(names: dict[str, Any], method: str, path: str, user: str) -> tuple[int,
 
 def test_one_job_takes_few_lines() -> None:
     """The table of the page has the numbers, and no other library needs less."""
-    rows = re.findall(r"^\| (\w+) \| (\d+)[^|]*\| (\d+) ", written(DOCS / "job.md"), re.MULTILINE)
-    counted = [[lines(each) for each in pair.values] for pair in pairs([DOCS / "job.md"])]
+    rows = re.findall(r"^\| (\w+) \| (\d+)[^|]*\| (\d+) ", written(COMPARED), re.MULTILINE)
+    counted = [[lines(each) for each in pair.values] for pair in pairs([COMPARED])]
     assert [[int(there), int(here)] for _, here, there in rows] == counted
     assert all(there >= here <= MOST_LINES[name] for (name, *_), (there, here) in zip(rows, counted, strict=True))
 
