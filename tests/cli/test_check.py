@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -122,8 +123,65 @@ def test_every_fact_of_a_rule_is_printed(tmp_path: Path) -> None:
     assert facts["named"]["quota"].startswith(f"by {name}.<lambda>")
     assert facts["held"]["algorithm"] == "slots"
     assert facts["held"]["options"]["ban"] == "out, after 3 refusals in minute"
-    text = check(module, columns=400).output  # nothing is folded
+    text = check(module, "--routes", columns=400).output  # nothing is folded
     assert all(rule[fact] in text for rule in facts.values() for fact in ("name", "quota", "key", "algorithm"))
+
+
+def table_of(text: str) -> list[list[str]]:
+    """Return the cells of a table that folds nothing."""
+    return [re.split(r" {2,}", line.strip()) for line in text.splitlines()[1:]]
+
+
+def test_by_default_a_rule_is_a_line_with_its_routes(tmp_path: Path) -> None:
+    module = write(tmp_path, "shop", RULES, STARLETTE)
+    name = Path(module).stem
+    assert [[row[0], row[-1]] for row in table_of(check(module, columns=400).output)] == [
+        ["Rule", "Routes"],
+        ["writes", "POST (no route), POST /admin/{name}"],
+        ["admin", "/admin/*, GET /admin/{name}, POST /admin/{name}"],
+        ["tiers (shadow)", "all but GET /health"],
+        ["held", "/, GET /"],
+        ["named", "GET /admin/{name}, POST /admin/{name}"],
+        ["Admin.post", "POST /admin/{name}"],
+        ["no rule", "GET /health"],
+    ]
+    assert f"user + {name}.by_team" in check(module, columns=400).output
+
+
+def test_many_routes_are_folded(tmp_path: Path) -> None:
+    views = "".join(f'*[Route("/{name}{{}}".format(at), home) for at in range({size})], ' for name, size in MANY)
+    text = STARLETTE.replace('Route("/health", health),', views).replace("rules=RULES", MANY_RULES)
+    assert table_of(check(write(tmp_path, "many", RULES, text), columns=400).output)[1:] == [
+        ["default", "1000/day", "user", "all"],
+        ["few", "5/minute", "user", "/f*, GET /f0, GET /f1 and 1 more"],
+        ["most", "6/minute", "user", "all but (no route), GET /, GET /f0 and 4 more"],
+        ["Admin.post", "7/minute", "user", "POST /admin/{name}"],
+    ]
+
+
+MANY = (("f", 3), ("m", 40))
+MANY_RULES = """default_limits=["1000/day"], rules=[
+        Rule(name="few", quota="5/minute", path="/f*"), Rule(name="most", quota="6/minute", path="/m*")]"""
+LONG = """
+    [sluicegate]
+    default_limits = ["1000/day; 100/hour; 20/minute"]
+    [[sluicegate.rules]]
+    name = "a-rule-with-a-name-that-is-as-long-as-names-of-views-with-their-modules"
+    quota = "5/minute; 20/hour; 100/day"
+    key = ["user", "header:X-Api-Key", "path:organisation"]
+    path = "/api/*/organisations/*/members/*/permissions"
+    methods = ["DELETE", "PATCH", "POST", "PUT"]
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("--routes",)])
+def test_eighty_columns_are_enough_for_long_names(words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "limits.toml").write_text(dedent(LONG), "utf-8")
+    lines = check(str(tmp_path / "limits.toml"), *words, columns=80).output.splitlines()
+    assert max(map(len, lines)) <= 80
+    joined = "".join("".join(lines).split())
+    assert all(word in joined for word in ("a-rule", "100/day", "DELETE", "permissions"))
+    assert all("…" not in line for line in lines)
 
 
 def test_a_wrong_configuration_ends_with_1_and_a_wrong_command_with_2(tmp_path: Path) -> None:
@@ -164,7 +222,7 @@ def test_hostile_text_reaches_no_terminal(columns: int, tmp_path: Path) -> None:
     """A path may have any character, and rich has a markup of its own."""
     route = "/\x1b]0;owned\x07[red]x[/nothing]\u202e"
     text = STARLETTE.replace('Route("/",', f"Route({route!r},")
-    done = check(write(tmp_path, "hostile", RULES, text), columns=columns)
+    done = check(write(tmp_path, "hostile", RULES, text), "--routes", columns=columns)
     assert done.exit_code == 0, done.output
     assert all(sign.isprintable() for line in done.output.splitlines() for sign in line)
     assert max(map(len, done.output.splitlines())) <= columns

@@ -48,6 +48,7 @@ WHO = "user:zoë"
 APP = "--app limits.toml"
 RUNS = [
     "check limits.toml",
+    "check limits.toml --routes",
     f"show {WHO} {APP}",
     f"top {APP}",
     f"ban user:zoë header:X-Api-Key=key --yes {APP}",
@@ -135,7 +136,7 @@ def test_all_is_readable(charset: str, columns: int, folder: Path, valkey: Serve
 
 
 def test_a_narrow_terminal_has_a_block_for_each_endpoint(folder: Path) -> None:
-    shown = CliRunner().invoke(sluicegate, ["check", "limits.toml"], env={"COLUMNS": "40"}).output
+    shown = CliRunner().invoke(sluicegate, ["check", "limits.toml", "--routes"], env={"COLUMNS": "40"}).output
     assert re.sub(r" +$", "", shown, flags=re.MULTILINE).partition("any request\n")[2] == BLOCKS
 
 

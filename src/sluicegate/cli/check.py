@@ -1,4 +1,4 @@
-"""`sluicegate check`: validates an application, and prints every endpoint with the rules that hold for it."""
+"""`sluicegate check`: validates an application, and prints its rules with the routes that each holds for."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ _OPTIONS: Final = (
     *("estimate", "cost_after", "unit", "per_method", "once_per", "error_message", "on_denied"),
 )
 _CHOSEN: Final = "throttles: chosen for each request, not checked"
+_NONE: Final = "no rule"
+_ROUTES: Final = 3  # of a rule that are named: more are counted
 
 
 class Wrong(Failure):
@@ -41,9 +43,10 @@ class Wrong(Failure):
 @click.command()
 @click.argument("application", metavar="[APP|FILE]", required=False)
 @option_app
+@click.option("--routes", is_flag=True, help="Print each endpoint with its rules, in the order of charging.")
 @as_json
-def check(application: str | None, app: str | None, *, as_json: bool) -> None:
-    """Validate an application, and print each endpoint with the rules that hold for it, in order.
+def check(application: str | None, app: str | None, *, routes: bool, as_json: bool) -> None:
+    """Validate an application, and print a line for each rule with its routes, and for the routes without a rule.
 
     The exit status is 0, 1 for a configuration that cannot work, 2 for a wrong command. Nothing is sent to the store.
     """
@@ -64,7 +67,7 @@ def check(application: str | None, app: str | None, *, as_json: bool) -> None:
         return
     out = console()
     for limiting in found.limiters:
-        show_limiter(found, limiting, out=out)
+        show_limiter(found, limiting, by_route=routes, out=out)
     for caution in cautions:
         out.print(plain(f"warning: {caution}", "yellow"))
 
@@ -85,8 +88,8 @@ def describe(application: Application) -> dict[str, Any]:
     return {"application": application.name, "limiters": limiters}
 
 
-def show_limiter(application: Application, limiting: Limiting, *, out: Console) -> None:
-    """Print one limiter: where it counts, and a table of its endpoints and their rules."""
+def show_limiter(application: Application, limiting: Limiting, *, by_route: bool, out: Console) -> None:
+    """Print one limiter: where it counts, and a table of its rules, or of its endpoints."""
     facts = _limiter(limiting)
     out.print(plain(f"{application.name}: counted in {facts['store']}, prefix {facts['prefix']}", "bold"))
     if not facts["enabled"]:
@@ -94,13 +97,55 @@ def show_limiter(application: Application, limiting: Limiting, *, out: Console) 
     for option in ("allow", "deny"):
         if facts[option]:
             out.print(plain(f"{option}: {', '.join(facts[option])}"))
-    several = any(rule["options"] for endpoint in facts["endpoints"] for rule in endpoint["rules"])
+    out.print((_by_route if by_route else _by_rule)(facts["endpoints"]))
+
+
+def _by_rule(endpoints: list[dict[str, Any]]) -> Listing:
+    """Return a row for each rule, and for the endpoints that have none or choose theirs: with their routes."""
+    every = [_place(endpoint, endpoints) for endpoint in endpoints]
+    held = dict[tuple[str, str, str], dict[int, str]]()  # of a row: the numbers of its endpoints, and their names in it
+    for number, endpoint in enumerate(endpoints):
+        for rule in endpoint["rules"]:
+            options, where = rule["options"], every[number]
+            if not endpoint["route"]:  # the rule says for which of these requests it is
+                own = {"methods": options.get("methods", "").split(), "route": options.get("path")}
+                where = _place(own, endpoints)
+            name = f"{rule['name']} (shadow)" if "shadow" in options else rule["name"]
+            held.setdefault((name, rule["quota"], rule["key"]), {})[number] = where
+        if endpoint["throttles"] or not endpoint["rules"]:
+            held.setdefault((endpoint["throttles"] or _NONE, "", ""), {})[number] = every[number]
+    last = sorted(held, key=lambda row: row[0] == _NONE)
+    rows = [[plain(cell, "" if row[1] else "yellow") for cell in (*row, _routes(held[row], every))] for row in last]
+    return Listing(rows, "Rule", "Quota", "Key", "Routes")
+
+
+def _routes(held: dict[int, str], every: list[str]) -> str:
+    """Return the routes of a rule in a few words. If it holds for most of them, those that are left.
+
+    >>> _routes({1: "GET /a"}, ["/", "GET /a", "GET /b"]), _routes({0: "/", 1: "GET /a"}, ["/", "GET /a", "GET /b"])
+    ('GET /a', 'all but GET /b')
+    """
+    left = [place for number, place in enumerate(every) if held.get(number) != place]
+    if not left:
+        return "all"
+    but, named = ("all but ", left) if len(left) < len(held) else ("", [*held.values()])
+    more = f" and {len(named) - _ROUTES} more" if len(named) > _ROUTES else ""
+    return but + ", ".join(named[:_ROUTES]) + more
+
+
+def _place(endpoint: dict[str, Any], endpoints: list[dict[str, Any]]) -> str:
+    nowhere = "(no route)" if len(endpoints) > 1 else "any request"
+    return " ".join([*endpoint["methods"], endpoint["route"] or nowhere])
+
+
+def _by_route(endpoints: list[dict[str, Any]]) -> Listing:
+    """Return a row for each endpoint and rule, with the options that are not the default."""
+    several = any(rule["options"] for endpoint in endpoints for rule in endpoint["rules"])
     rows = list[tuple[Text, ...]]()
-    for endpoint in facts["endpoints"]:
-        nowhere = "(no route)" if len(facts["endpoints"]) > 1 else "any request"
-        place = plain(" ".join([*endpoint["methods"], endpoint["route"] or nowhere]))
+    for endpoint in endpoints:
+        place = plain(_place(endpoint, endpoints))
         if not endpoint["rules"] and not endpoint["throttles"]:
-            rows.append((place, plain("no rule", "yellow")))
+            rows.append((place, plain(_NONE, "yellow")))
         for rule in endpoint["rules"]:
             options = ", ".join([f"{name}: {value}" for name, value in rule["options"].items()])
             words = (rule["name"], rule["quota"], rule["key"], rule["algorithm"], rule["on_store_failure"])
@@ -108,7 +153,7 @@ def show_limiter(application: Application, limiting: Limiting, *, out: Console) 
             place = plain("")
         if endpoint["throttles"]:
             rows.append((place, plain(endpoint["throttles"], "yellow")))
-    out.print(Listing(rows, "Endpoint", "Rule", "Quota", "Key", "Algorithm", "If down", *["Options"] * several))
+    return Listing(rows, "Endpoint", "Rule", "Quota", "Key", "Algorithm", "If down", *["Options"] * several)
 
 
 def _limiter(limiting: Limiting) -> dict[str, Any]:
