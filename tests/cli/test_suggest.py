@@ -81,6 +81,25 @@ def test_the_key_is_that_of_settings(log: str, tmp_path: Path, key: str, written
     assert ("give the key of your application" in path.read_text()) == (key == "path:1")
 
 
+@pytest.mark.parametrize(("groups", "rules"), [(ON, 1), ((), 3)])
+def test_the_page_replays_what_is_suggested(log: str, tmp_path: Path, groups: tuple[str, ...], rules: int) -> None:
+    """Each rule is a candidate with its neighbours, and refuses as many people as the suggestion says."""
+    path = tmp_path / "page.html"
+    found = json.loads(run(log, *groups, "--html", str(path), "--json").stdout)["suggestions"]
+    data = re.search(r'id="data">(.*?)</script>', path.read_text("utf-8"))
+    assert data
+    page = json.loads(data[1])
+    for each, said in zip(found, page["words"]["said"], strict=True):
+        assert f": {each['quota'] or 'no limit'} is suggested. {each['verdict']}" in said
+    suggested, tried = [each for each in found if each["quota"]], page["result"]["candidates"]
+    assert len(tried) == 3 * len(suggested) == 3 * rules
+    for at, each in enumerate(suggested):
+        own, half, twice = tried[3 * at : 3 * at + 3]
+        assert own["name"] == f"{each['name']}: {each['quota']}"
+        assert half["refused"] >= own["refused"] >= twice["refused"] > 0
+        assert sum([kind["identities"] for kind in own["kinds"][:-1]]) == each["people_refused"]  # the last: programs
+
+
 def starlette(view: Any) -> int:
     app = Starlette(routes=[Route("/login", view, methods=["POST"])])
     app.add_middleware(RateLimitMiddleware, default_limits=[])
@@ -136,6 +155,8 @@ def test_decorators_of_all_groups_are_code(log: str) -> None:
         (["--group", "login"], 2, "--group 'login': at character 1"),
         (["--group", ""], 2, "a path begins with a slash"),
         (["--decorators", "bottle"], 2, "flask"),
+        (["--html", "nowhere/page.html"], 2, "'nowhere' is no folder"),
+        (["--html", "page.html", "-"], 2, "'-' can be read once only"),
     ],
 )
 def test_wrong_words(log: str, words: list[str], status: int, says: str) -> None:
@@ -158,15 +179,16 @@ def test_unreadable_lines_are_named_and_strict_stops(log: str, tmp_path: Path) -
         ("/api/*", "Only programs ask here"),
     ],
 )
-def test_without_a_rule_it_says_what_there_is_instead(log: str, group: str, says: str) -> None:
+def test_without_a_rule_it_says_what_there_is_instead(log: str, group: str, says: str, tmp_path: Path) -> None:
     done = run(log, "--group", group, "--show-identities")
     assert done.exit_code == 0
     assert says in " ".join(done.stdout.split())
     assert "[sluicegate]" not in done.stdout
-    for form in (["--toml"], ["--decorators", "flask"]):
+    for form in (["--toml"], ["--decorators", "flask"], ["--html", str(tmp_path / "page.html")]):
         done = run(log, "--group", group, *form)
         assert (done.exit_code, done.stdout) == (1, "")
         assert f"no rule for {group}: {says}" in done.stderr
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(("key", "whose"), [("user", "users"), ("header:X-Team, user", "header:X-Team or user")])

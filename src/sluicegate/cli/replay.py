@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ from sluicegate.cli.output import as_json, console
 
 if TYPE_CHECKING:
     from sluicegate.replay.candidates import Candidate
+    from sluicegate.replay.result import Result
 
 PAGE: Final = click.Path(dir_okay=False, writable=True, path_type=Path)
 
@@ -31,12 +33,27 @@ def _page(_context: click.Context, _option: click.Parameter, given: Path | None)
     return given
 
 
+takes_page: Final = click.option(
+    "--html", "page", type=PAGE, callback=_page, metavar="FILE", help="Write the report as a web page too."
+)
+
+
+def write_page(page: Path, found: Result, said: Sequence[str] = ()) -> None:
+    """Write the page of a result, which begins with the sentences that are `said`."""
+    from sluicegate.replay.page import html  # here: the help needs no extra
+
+    try:
+        page.write_text(html(found, said), "utf-8")
+    except OSError as error:
+        raise Failure(f"--html {page}: {error.strerror}; give a file that can be written") from error
+
+
 @click.command()
 @takes_logs
 @click.option("--rule", "rules", multiple=True, metavar="TEXT", help='One rule, as "5/minute by ip on POST /login".')
 @click.option("--rules", "files", multiple=True, metavar="FILE", help="A TOML file with the rules of an application.")
 @click.option("--together", is_flag=True, help="All --rule are one candidate: they hold at the same time.")
-@click.option("--html", "page", type=PAGE, callback=_page, metavar="FILE", help="Write the report as a web page too.")
+@takes_page
 @as_json
 def replay(
     *, rules: tuple[str, ...], files: tuple[str, ...], together: bool, page: Path | None, as_json: bool, **options: Any
@@ -50,7 +67,6 @@ def replay(
     """
     from sluicegate.cli import report  # here: the help needs no extra
     from sluicegate.replay import result, run
-    from sluicegate.replay.page import html
 
     candidates = _candidates(rules, files, together=together, proxies=trusted(options))
     if not candidates:
@@ -61,10 +77,7 @@ def replay(
         found = run.replay(log, candidates, **common, curves=curves, progress=bar.read, deciding=bar.decided)
     some(found.traffic.requests, log)
     if page is not None:
-        try:
-            page.write_text(html(found), "utf-8")
-        except OSError as error:
-            raise Failure(f"--html {page}: {error.strerror}; give a file that can be written") from error
+        write_page(page, found)
     if as_json:
         click.echo(result.as_json(found), nl=False)
     else:

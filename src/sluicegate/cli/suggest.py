@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.text import Text
 
-from sluicegate.cli.logs import Nothing, open_log, progress, some, takes_logs, trusted
+from sluicegate.cli.logs import Nothing, Options, open_log, progress, some, takes_logs, trusted
 from sluicegate.cli.output import Listing, as_json, console, plain
+from sluicegate.cli.replay import takes_page, write_page
 from sluicegate.replay.words import KINDS, count, share, span
 
 if TYPE_CHECKING:
@@ -56,9 +58,18 @@ def _share(_context: click.Context, _option: click.Parameter, given: str) -> flo
     type=click.Choice(["starlette", "fastapi", "flask", "django"]),
     help="Print only the rules, as decorators.",
 )
+@takes_page
 @as_json
 def suggest(
-    *, key: str, share: float, groups: tuple[str, ...], toml: bool, framework: str | None, as_json: bool, **options: Any
+    *,
+    key: str,
+    share: float,
+    groups: tuple[str, ...],
+    toml: bool,
+    framework: str | None,
+    page: Path | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Propose limits from past traffic: the smallest that refuse programs and hardly any people.
 
@@ -68,19 +79,28 @@ def suggest(
     sluicegate suggest access.log
     sluicegate suggest access.log --by user --group "/api/*" --share 0.5%
     """
-    from sluicegate.replay import paste, result  # here: the help needs no extra
-    from sluicegate.replay.suggest import suggest
+    from sluicegate.replay import paste, result, run  # here: the help needs no extra
+    from sluicegate.replay.files import STANDARD_INPUT
+    from sluicegate.replay.suggest import candidates, suggest
 
     log, common = open_log(options)
+    once = [each for each in options["logs"] if each == STANDARD_INPUT or Path(each).is_fifo()]
+    if page is not None and once:
+        raise click.UsageError(f"--html reads the log twice, and {once[0]!r} can be read once only; give a file")
+    proxies = trusted(options)
     with progress() as bar:
-        common |= {"key": key, "share": share, "options": trusted(options)}
-        found = suggest(log, groups, **common, progress=lambda: bar.read(log), counting=bar.decided)
+        shown: Options = {"progress": lambda: bar.read(log), "counting": bar.decided}
+        found = suggest(log, groups, key=key, share=share, options=proxies, **common, **shown)
     some(found.requests + found.uncounted, log)
     pastable = any(each.quota is not None for each in found.suggestions)
+    if not pastable and (toml or framework is not None or page is not None):
+        raise Nothing("\n".join([f"no rule for {each.requests_to}: {each.verdict}" for each in found.suggestions]))
+    if page is not None:
+        with progress() as bar:
+            tried = run.replay(log, candidates(found, proxies), **common, progress=bar.read, deciding=bar.decided)
+        write_page(page, tried, [_said(each) for each in found.suggestions])
     if as_json:
         click.echo(result.as_json(found), nl=False)
-    elif not pastable and (toml or framework is not None):
-        raise Nothing("\n".join([f"no rule for {each.requests_to}: {each.verdict}" for each in found.suggestions]))
     elif toml:
         click.echo(paste.as_toml(found), nl=False)
     elif framework is not None:
@@ -92,6 +112,10 @@ def suggest(
             out.print()
             out.print(plain("Rules to paste", "bold"))
             click.echo(paste.as_toml(found), nl=False)
+
+
+def _said(each: Suggestion) -> str:
+    return f"{each.requests_to}: {each.quota or 'no limit'} is suggested. {each.verdict} {each.warning}".rstrip()
 
 
 def _show(found: Suggestions, out: Console) -> None:

@@ -62,6 +62,8 @@ _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _SHOWN: Final = 60  # characters of a User-Agent, and of a route that no rule can have
 _route: Final = lru_cache(maxsize=20_000)(route_of)
 _Each = TypeVar("_Each", bound=Hashable)
+_REPLAYED: Final = 3  # rules, each with two neighbours: more are no page that somebody reads
+_TIMES: Final = {"": 1, " at half": 0.5, " at twice": 2}
 _GROUPS: Final = 8  # that are found, beside those for logins
 _SEPARATES: Final = 0.9  # of the requests of programs: so much must a limit stop to be called one that separates
 _NOTHING: Final = 0.1
@@ -170,8 +172,7 @@ def suggest(
     """
     rules = [_read(pattern) for pattern in patterns]
     rule = {"name": "--by", "quota": "1/second", "key": parse_key(key)}
-    settings = Settings.from_mapping({"key": "ip", "rules": [rule], **(options or {})}, source="--by")
-    ready = Ready(Candidate(key, settings))
+    ready = Ready(Candidate(key, _settings(rule, options)))
     counted, hints = _Seen(), Hints([ready])
     with spool() as folder, ExitStack() as stack:
         partitions = Partitions(folder / "0")
@@ -198,6 +199,23 @@ def suggest(
         found = suggester.all(rules, said, key=key, show=show_identities)
         found = found._replace(uncounted=hints.requests - counted.requests)
         return _without_rules(found, hints.absent) if counted.requests else found
+
+
+def candidates(found: Suggestions, options: Mapping[str, object] | None = None) -> list[Candidate]:
+    """Return the first suggested rules as candidates of a replay: each as suggested, at half and at twice its limit."""
+    made = []
+    for each in [each for each in found.suggestions if each.quota][:_REPLAYED]:
+        chosen = [limit for limit in each.limits if limit.quota in (each.quota or "").split("; ")]
+        for name, times in _TIMES.items():
+            quota = "; ".join([limit._replace(limit=nice(ceil(limit.limit * times))).quota for limit in chosen])
+            rule = {"name": each.name, "quota": quota, "key": parse_key(found.key), "path": each.path}
+            rule["methods"] = each.methods or None
+            made.append(Candidate(f"{each.name}{name}: {quota}", _settings(rule, options)))
+    return made
+
+
+def _settings(rule: Mapping[str, object], options: Mapping[str, object] | None) -> Settings:
+    return Settings.from_mapping({"key": "ip", "rules": [rule], **(options or {})}, source="--by")
 
 
 def _without_rules(found: Suggestions, absent: Sequence[str]) -> Suggestions:

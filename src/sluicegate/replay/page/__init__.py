@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from collections.abc import Sequence
 from hashlib import sha256
 from importlib.resources import files
 from typing import Final
@@ -23,13 +24,13 @@ _PARTS: Final = files(__name__)
 _PART: Final = re.compile(r"\{\{(\w+)\}\}")
 
 
-def html(result: Result) -> str:
-    """Return the page of a result."""
+def html(result: Result, said: Sequence[str] = ()) -> str:
+    """Return the page of a result. The page begins with the sentences that are `said` about it."""
     style, script = (_PARTS.joinpath(name).read_text("utf-8") for name in ("style.css", "script.js"))
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
     )
-    data = orjson.dumps({"result": plain_values(result), "words": _words(result)}).decode()
+    data = orjson.dumps({"result": plain_values(result), "words": _words(result) | {"said": said}}).decode()
     # "<" ends the data early in "</script>", and "<!--" begins a comment there
     parts = {"policy": policy, "style": style, "script": script, "data": data.replace("<", "\\u003c")}
     template = _PARTS.joinpath("template.html").read_text("utf-8")

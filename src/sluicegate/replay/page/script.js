@@ -502,6 +502,7 @@ function page() {
     html("header", {},
       html("div", { class: "top" }, html("p", { class: "eyebrow" }, html("b", {}, "sluicegate replay"), html("br"), read), themeButton()),
       html("h1", {}, sentence(words.headline)),
+      ...words.said.map((each) => html("p", { class: "lead" }, logged(sentence(each), 1000))),
       ...traffic.warnings.map((each) => html("p", { class: "lead" }, html("b", {}, "Warning: "), logged(each, 1000))),
       candidates.length ? html("fieldset", { class: "cards" }, html("legend", {}, candidates.length > 1 ? "Candidates: choose one to see it below" : "The candidate"),
         ...candidates.map((each, at) => card(each, words.candidates[at], at, choose))) : null),
