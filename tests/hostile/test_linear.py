@@ -127,6 +127,8 @@ PATTERNS: Final = {
     "replay.syntaxes:_APACHE_DIRECTIVE": Pattern(OPERATOR, ("split",)),
     "replay.syntaxes:_GUNICORN_ATOM": Pattern(OPERATOR, ("split",)),
     "replay.syntaxes:_HAPROXY_VARIABLE": Pattern(OPERATOR, ("split",)),
+    "replay.syntaxes:_CONF_WORD": Pattern(OPERATOR, ("findall",)),
+    "replay.syntaxes:_CONF_ESCAPE": Pattern(OPERATOR, ("sub",)),
     "replay.syntaxes:_NGINX_VARIABLE": Pattern(OPERATOR, ("split",)),
     "address:MEANT": Pattern(OPERATOR, ("fullmatch",)),
     "web.endpoint:_UNPRINTABLE": Pattern("the name of a view", ("search", "sub")),

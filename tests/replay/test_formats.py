@@ -368,6 +368,86 @@ def test_what_cannot_be_read_is_an_error(text: str, given: str, message: str, tm
         list(Log([path], format=given).frames(()))
 
 
+HEAD: Final = '192.0.2.1 - alice [01/Mar/2026:12:00:00 +0000] "GET /a HTTP/1.1" 200 57 "-" "curl/8"'
+CONF: Final = r"""
+# a log_format of a 'comment
+http {
+    log_format main '$remote_addr - $remote_user [$time_local] "$request" '
+                    '$status $body_bytes_sent "$http_referer" '  # it's in several pieces
+                    "\"$http_user_agent\" $request_time ${upstream_cache_status}";
+    log_format js escape=json '{"t":"$time_iso8601","a":"$remote_addr","r":"$request",'
+                              '"s":$status}';
+    log_format bare escape=none $remote_addr|$msec|$uri;
+    log_format timeless $remote_addr;
+    server { location ~ "^/a{2}" { return 200; } access_log /var/log/access.log main; }
+}
+"""
+CONF_LINES: Final = [
+    ("", f"{HEAD} 0.250 MISS", "main", {"path": "/a", "duration": 250_000, "field:upstream_cache_status": "MISS"}),
+    (":main", f"{HEAD} 0.250 MISS", "main", {"agent": "curl/8"}),
+    ("", '{"t":"2026-03-01T12:00:00Z","a":"192.0.2.1","r":"GET /\\"\u00e9 HTTP/1.1","s":200}', "js", {"path": '/"é'}),
+    ("", "192.0.2.1|1772366400.5|/a\\x41", "bare", {"path": "/a\\x41"}),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "found", "values"), CONF_LINES)
+def test_the_formats_of_an_nginx_conf_are_read(
+    name: str, text: str, found: str, values: dict[str, Any], tmp_path: Path
+) -> None:
+    conf, path = tmp_path / "nginx.conf", tmp_path / "access.log"
+    conf.write_text(CONF)
+    path.write_text(text + "\n")
+    (row,), log = rows_of(path, Sample(found, text, "", values, f"{conf}{name}"))
+    assert log.read.formats == ((str(path), found),)
+    assert {column: row[column] for column in values} == values
+
+
+@pytest.mark.parametrize("given", ["auto", "combined", "nginx"])
+@pytest.mark.parametrize("more", [" 0.250", ' "-" 0.250 MISS "', ' rt=0.250 uct="-" x'])
+def test_combined_with_more_fields_is_read(given: str, more: str, tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    path.write_text((HEAD + more + "\n") * 2)
+    log = Log([path], format=given)
+    frames = pl.concat(list(log.frames(("user", "path", "agent"))))
+    assert frames.rows() == [(NOON * 1_000_000, "alice", "/a", "curl/8")] * 2
+    assert log.read.formats == ((str(path), "combined"),)
+
+
+def test_a_more_special_format_comes_first(tmp_path: Path) -> None:
+    """Lines of combined, and then with the header of proxies: it is not left out as more."""
+    path = tmp_path / "access.log"
+    path.write_text((HEAD + "\n") * 3 + f'{HEAD} "198.51.100.1"\n')
+    (frame,) = Log([path]).frames(("forwarded",))
+    assert frame["forwarded"].to_list() == [None, None, None, "198.51.100.1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "says"),
+    [
+        ("nginx-main", f"{HEAD} 0.25", "line 2, as nginx-main, $http_x_forwarded_for does not fit: '0.25'"),
+        ("auto", HEAD.replace("/Mar/2026", ""), "line 2, as common, $time_local does not fit: '01:12:00:00 +0000]"),
+        ("auto", HEAD.replace("Mar", "Foo"), "line 2, as combined, $time_local does not fit: '01/Foo/2026"),
+        ("combined", HEAD.replace(" 200", " 20x"), "line 2, as combined, $status does not fit: '20x 57"),
+        ("combined", HEAD[:-9], "line 2, as combined, $http_user_agent is missing"),
+        ("{conf}", HEAD + " x MISS", "line 2, as main, $request_time does not fit: 'x MISS'"),
+        ("{conf}", HEAD, "line 2, as main, $request_time is missing"),
+        ("{conf}:other", HEAD, "it has no log_format other; give one of main, js, bare, timeless"),
+        ("{conf}:timeless", HEAD, "it has no time"),
+        ("{log}", HEAD, "it has no log_format; give the output of nginx -T"),
+        ("nowhere/nginx.conf", HEAD, "no such format"),
+    ],
+)
+def test_an_error_names_the_line_and_the_first_field_that_does_not_fit(
+    given: str, text: str, says: str, tmp_path: Path
+) -> None:
+    conf, path = tmp_path / "nginx.conf", tmp_path / "access.log"
+    conf.write_text(CONF)
+    path.write_text(f"\n{text}\n" * 2)
+    with pytest.raises(LogError) as raised:
+        list(Log([path], format=given.format(conf=conf, log=path), show_identities=True).frames(()))
+    assert says in str(raised.value)
+
+
 NAMES_OF_VARIABLES: Final = {
     "address": ("$remote_addr", "%h"),
     "user": ("$remote_user", "%u"),

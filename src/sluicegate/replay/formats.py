@@ -35,6 +35,7 @@ class Part(NamedTuple):
 
     column: str = ""  # empty: skipped
     kind: str = "text"
+    written: str = ""  # what the server calls it
 
 
 PATTERNS: Final = {
@@ -57,11 +58,21 @@ PATTERNS: Final = {
     "opening": r"\[?",
     "captured": r"(?:\{[^}]*\} ?)?",
     "rest": r".*",
+    "more": r"(?: .*)?",
 }
 """The patterns of kinds whose texts are bounded. They may contain no group that captures."""
 
 CAPTURED: Final = (f"{FIELD}hr", f"{FIELD}hs")
 """The headers of the request and of the response that HAProxy captures."""
+
+
+class Misfit(NamedTuple):
+    """Where a line and a format part."""
+
+    fitting: int  # fields
+    format: str
+    field: str  # the first that does not fit
+    text: str  # the line from this field on
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,22 @@ class Layout:
         both = [found.with_columns(rows).filter(~missed), again.with_columns(rows.filter(missed))]
         return pl.concat(both).sort("row").drop("row")
 
+    def misfit(self, line: str) -> Misfit:
+        """Return where a line that cannot be read does not fit. A field fits if the sign that ends it follows."""
+        pattern, end, fitting, time = "^", 0, 0, ("", "")
+        for at, part in enumerate(self.parts):
+            pattern += f"(?:{_text(self.parts, at, is_lax=False)})"
+            if isinstance(part, Part):
+                here = part.written or part.column.removeprefix(FIELD), line[end:]
+                following = self.parts[at + 1] if at + 1 < len(self.parts) else None
+                sign = re.escape(following[0]) if isinstance(following, str) else "" if following else "$"
+                found = pl.Series([line]).str.extract(f"({pattern}{sign})")[0]
+                if found is None:
+                    return Misfit(fitting, self.name, *here)
+                end, fitting, time = len(found), fitting + 1, here if part.column in ("time", "end") else time
+        more = ("what follows the last field", line[end:])
+        return Misfit(fitting, self.name, *(more if end < len(line) else time))
+
     def _matched(self, lines: pl.Series, columns: Collection[str], *, is_lax: bool) -> pl.DataFrame:
         pattern, captured = _pattern(self.parts, frozenset(columns), is_lax)
         found = lines.to_frame("line").select(pl.col("line").str.extract_groups(pattern)).unnest("line")
@@ -133,13 +160,20 @@ def _pattern(parts: tuple[str | Part, ...], columns: frozenset[str], is_lax: boo
         if isinstance(part, str):
             pattern += re.escape(part)
             continue
-        following = parts[at + 1] if at + 1 < len(parts) else ""
-        text = _fixed(part.kind) or _until(following[:1] if isinstance(following, str) else "", is_lax=is_lax)
+        text = _text(parts, at, is_lax=is_lax)
         is_wanted = part.column in columns and part.column not in captured
         if is_wanted:
             captured.append(part.column)
         pattern += f"({text})" if is_wanted else f"(?:{text})"
     return f"{pattern}$", tuple(captured)
+
+
+def _text(parts: tuple[str | Part, ...], at: int, *, is_lax: bool) -> str:
+    """Return the pattern of one part, which depends on the sign that follows it."""
+    part, following = parts[at], parts[at + 1] if at + 1 < len(parts) else ""
+    if isinstance(part, str):
+        return re.escape(part)
+    return _fixed(part.kind) or _until(following[:1] if isinstance(following, str) else "", is_lax=is_lax)
 
 
 def _fixed(kind: str) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 from zoneinfo import ZoneInfo
 
 from sluicegate.errors import LogError, needs
 from sluicegate.replay.formats import EACH, KINDS, Csv, Format, Json, Layout, Part, cells_of, paths_of
 from sluicegate.replay.lines import read
-from sluicegate.replay.syntaxes import apache, gunicorn, haproxy, nginx
+from sluicegate.replay.syntaxes import apache, gunicorn, haproxy, log_formats, nginx
 from sluicegate.replay.traffic import FIELD
-from sluicegate.replay.words import shape
 
 with needs("replay"):
     import polars as pl
@@ -23,6 +24,8 @@ COMMON: Final = nginx(_COMMON, name="common")
 # https://kubernetes.github.io/ingress-nginx/user-guide/nginx-configuration/log-format/
 _AGENT: Final = _COMMON + ' "$http_referer" "$http_user_agent"'
 COMBINED: Final = nginx(_AGENT, name="combined")
+AND_MORE: Final = replace(COMBINED, parts=(*COMBINED.parts, Part("", "more")))
+"""The format `combined` with more fields, which are ignored. It reads lines of others too, so it comes last."""
 NGINX_MAIN: Final = nginx(_AGENT + ' "$http_x_forwarded_for"', name="nginx-main")
 INGRESS_NGINX: Final = nginx(
     _AGENT + " $request_length $request_time [$proxy_upstream_name] [$proxy_alternative_upstream_name] $upstream_addr"
@@ -211,7 +214,9 @@ KNOWN: Final[tuple[Format, ...]] = (
 )  # fmt: skip
 """Formats that are recognised, the more special ones first."""
 
-NAMES: Final = {each.name: each for each in KNOWN} | {"gunicorn": COMBINED, "nginx": COMBINED, "apache": COMBINED}
+NAMES: Final = {each.name: each for each in KNOWN} | dict.fromkeys(
+    ("combined", "gunicorn", "nginx", "apache"), AND_MORE
+)
 
 # For each column the names that are usual in JSON and CSV; those of the Elastic Common Schema are among them.
 _USUAL: Final = {
@@ -278,21 +283,25 @@ SAMPLE: Final = 1000
 _NAMES: Final = "#Fields:"
 
 
-def recognised(rows: pl.DataFrame, fields: Mapping[str, str], *, zone: ZoneInfo) -> Format | None:
-    """Return the format that reads most of the lines; None if none reads any. Of formats that read equally many, the
-    first is the most special. Raises LogError for lines that have no time.
+def recognised(
+    rows: pl.DataFrame, fields: Mapping[str, str], *, among: Sequence[Format], path: str, zone: ZoneInfo
+) -> Format | None:
+    """Return the format that reads most of the lines, among these if any are given; None if none reads any. Of formats
+    that read equally many, the first is the most special. Raises LogError for lines that have no time.
     """
     sample = rows.head(SAMPLE)
     found, most = None, 0
-    for each in _candidates(sample["line"], fields):
+    for each in among or _candidates(sample["line"], fields):
         if (number := len(read(each, sample, (), zone=zone).frame)) > most:
             found, most = each, number
         if most == len(sample):
             break
+    if found is None and not among and len(read(AND_MORE, sample, (), zone=zone).frame):
+        return named(AND_MORE, fields)
     if found is None and UVICORN_WITHOUT_TIME.texts(sample["line"], ["status"])["status"].is_not_null().any():
         problem = "the lines of uvicorn have no time"
         expected = 'log with a time: set the formatter of uvicorn.access to "%(asctime)s %(levelprefix)s …"'
-        raise LogError("log", shape(sample["line"][0][:200]), problem=problem, expected=expected)
+        raise LogError("log", path, problem=problem, expected=expected)
     return found
 
 
@@ -311,22 +320,40 @@ def _candidates(lines: pl.Series, fields: Mapping[str, str]) -> Iterator[Format]
         yield from [named(each, fields) for each in KNOWN]
 
 
-def given(text: str, fields: Mapping[str, str]) -> Format | None:
-    """Return the format that a name or a format string means; None if it must be recognised."""
+def given(text: str, fields: Mapping[str, str]) -> Sequence[Format]:
+    """Return the format that a name or a format string means, or the formats of an nginx.conf; nothing if it must be
+    recognised.
+    """
     if text in ("auto", "csv"):
-        return None
+        return ()
     if text == "json":
-        return json_lines(fields)
+        return (json_lines(fields),)
     if text in NAMES:
-        return named(NAMES[text], fields)
-    found = _compiled(text)
-    if found is None:
-        problem, expected = "no such format", f"give auto, json, csv, {', '.join(NAMES)}, or the server's format string"
-        raise LogError("format", text, problem=problem, expected=expected)
-    if found.kind("time") is None and found.kind("end") is None:
+        return (named(NAMES[text], fields),)
+    compiled = _compiled(text)
+    meant = _of_nginx(text) if compiled is None else [compiled]
+    found = [each.named(fields) for each in meant if each.kind("time") or each.kind("end")]
+    if not found:
         expected = "add the time to the log format of the server"
         raise LogError("format", text, problem="it has no time", expected=expected)
-    return found.named(fields)
+    return found
+
+
+def _of_nginx(text: str) -> list[Layout]:
+    """Return the formats of an nginx.conf, or the one that is named: nginx.conf, nginx.conf:main."""
+    for path, _, name in ((text, "", ""), text.rpartition(":")):
+        try:
+            found = log_formats(Path(path).read_text("utf-8", "replace"))
+        except (OSError, ValueError):  # no such file, or no name of one
+            continue
+        if not found or name not in ("", *found):
+            expected = (
+                f"give one of {', '.join(found)}" if found else "give the output of nginx -T, which has all files"
+            )
+            raise LogError("format", text, problem=f"it has no log_format {name}".rstrip(), expected=expected)
+        return [found[name]] if name else [*found.values()]
+    expected = f"give auto, json, csv, {', '.join(NAMES)}, the server's format string, or the path of its nginx.conf"
+    raise LogError("format", text, problem="no such format", expected=expected)
 
 
 def named(form: Format, fields: Mapping[str, str]) -> Format:

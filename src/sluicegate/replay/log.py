@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 from sluicegate.errors import LineError, LogError, needs
 from sluicegate.replay.files import LONGEST, STANDARD_INPUT, LogFile
 from sluicegate.replay.formats import Csv, Format, Layout, Part, json_names
-from sluicegate.replay.known import given, recognised
+from sluicegate.replay.known import KNOWN, given, recognised
 from sluicegate.replay.lines import SECOND, UTC, has, read
 from sluicegate.replay.order import Late, Stream, merged, sorted_within
 from sluicegate.replay.result import Example, File, Unreadable
@@ -24,6 +24,7 @@ with needs("replay"):
 
 EXAMPLES: Final = 5
 _SHOWN: Final = 200
+_QUOTED: Final = 60  # characters of the field that does not fit
 _BEGINNING: Final = 256 << 10  # bytes that are read to know when a file begins
 _COLOUR: Final = re.compile("\x1b\\[[0-9;]*m")
 
@@ -66,7 +67,7 @@ class Log:
             raise LogError("log", STANDARD_INPUT, problem="standard input is given twice", expected=expected)
         headers = {name: name.lower() for name in fields or () if name.lower().startswith("header:")}
         self._fields = {headers.get(name, name): field for name, field in (fields or {}).items()}
-        self._given = given(format, self._fields)
+        self._given = tuple(given(format, self._fields))
         self._zone = zone
         self._window = round(window * SECOND)
         self._strict = strict
@@ -75,11 +76,12 @@ class Log:
 
     def _start(self) -> None:
         self._files = [LogFile(path) for path in self._paths]
-        self._formats: list[list[Format]] = [[self._given] if self._given else [] for _ in self._files]
+        sure = self._given if len(self._given) == 1 else ()
+        self._formats: list[list[Format]] = [[*sure] for _ in self._files]
         self._lines = self._unread = 0
         self._examples: list[Example] = []
         self._grain = SECOND
-        self._first = ""
+        self._first = Example("", 0, "")
         self._wanted: tuple[str, ...] = ()
         self._late = Late()
 
@@ -111,7 +113,7 @@ class Log:
     @property
     def fields(self) -> tuple[str, ...]:
         """The names of what the lines have, as far as they are known: those that `fields` of a Log and keys may use."""
-        found = [name for each in self._formats for form in each for name in _names(form, self._first)]
+        found = [name for each in self._formats for form in each for name in _names(form, self._first.text)]
         return tuple(dict.fromkeys(found))
 
     def _all_rows(self) -> Iterator[pl.DataFrame]:
@@ -122,8 +124,7 @@ class Log:
             raise LogError("log", damaged[0].path, problem=damaged[0].damage, expected=expected)
         if self._unread and self._unread == self._lines:
             name = self._formats[0][0].name if self._formats[0] else "any format"
-            problem = f"none of {self._lines:,} lines can be read as {name}"
-            raise self._unreadable(problem, self._first)
+            raise self._unreadable(f"none of {self._lines:,} lines can be read as {name}")
 
     def _stream(self, at: int) -> Stream:
         """Return the rows of one file. If there are several, read the beginning of each, for its time."""
@@ -131,7 +132,7 @@ class Log:
         start = -inf
         if len(self._files) > 1 and file.size is not None:
             for chunk in file.chunks(_BEGINNING):
-                found, _ = self._chunk(_rows(chunk), self._formats[at], ("time",))
+                found, _ = self._chunk(at, _rows(chunk), ("time",))
                 start = min(found["time"].to_list(), default=start) - self._window
                 break
         return Stream(start, lambda: sorted_within(self._rows_of(at), self._window, self._late))
@@ -139,10 +140,9 @@ class Log:
     def _rows_of(self, at: int) -> Iterator[pl.DataFrame]:
         file, lines = self._files[at], 0
         for chunk in file.chunks():
-            rows = _rows(chunk)
-            found, unread = self._chunk(rows, self._formats[at], self._wanted)
+            found, unread = self._chunk(at, _rows(chunk, lines + 1), self._wanted)
             for row, line in unread.rows():
-                self._note(file.path, lines + row + 1, self._shown(line))
+                self._note(file.path, row, self._shown(line))
             lines += chunk.count(b"\n")
             self._lines += len(found) + len(unread)
             yield found.drop("row")
@@ -150,19 +150,20 @@ class Log:
             self._lines += 1
             self._note(file.path, lines + 1, file.damage)
 
-    def _chunk(
-        self, rows: pl.DataFrame, formats: list[Format], wanted: tuple[str, ...]
-    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def _chunk(self, at: int, rows: pl.DataFrame, wanted: tuple[str, ...]) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Read these columns of a chunk. Return the traffic, and the rows that no format fits: another format may."""
+        path, formats = self._files[at].path, self._formats[at]
         too_long = rows["line"].str.len_bytes() > LONGEST
         rest, unread = rows.filter(~too_long), rows.filter(too_long)
-        if not self._first and len(rest):
-            self._first = rest["line"][0]
+        if len(rows) and not (self._first.line and formats):
+            self._first = Example(path, rows["row"][0], rows["line"][0][:LONGEST])
         parts = []
         tried = 0
         while len(rest):
             if tried == len(formats):
-                new = None if self._given else recognised(rest, self._fields, zone=self._zone)
+                if len(self._given) == 1:
+                    break
+                new = recognised(rest, self._fields, among=self._given, path=path, zone=self._zone)
                 if new is None or new in formats:
                     break
                 formats.append(new)
@@ -174,7 +175,9 @@ class Log:
             self._grain = min(self._grain, part.grain)
             tried += 1
         if not formats and len(rows):
-            raise self._unreadable("no known format fits its lines", rows["line"][0])
+            raise self._unreadable(
+                "no format of it fits the lines" if self._given else "no known format fits its lines"
+            )
         empty = pl.DataFrame(schema={"row": pl.UInt32(), **{name: COLUMNS.get(name, pl.String()) for name in wanted}})
         found = pl.concat(parts).sort("row") if len(parts) > 1 else parts[0] if parts else empty
         return found, pl.concat([rest, unread]).sort("row") if len(unread) else rest
@@ -186,11 +189,18 @@ class Log:
         if len(self._examples) < EXAMPLES:
             self._examples.append(Example(path, number, text))
 
-    def _unreadable(self, problem: str, line: str) -> LogError:
-        """Return the error for a log of which no line can be read."""
-        expected = _expected(line)
-        expected += "" if self._show else "; --show-identities shows the line, of which this is the shape"
-        return LogError("log", self._shown(line), problem=problem, expected=expected)
+    def _unreadable(self, problem: str) -> LogError:
+        """Return the error for a log of which no line can be read: with the first field that does not fit, of the
+        format that fits best.
+        """
+        path, number, line = self._first
+        layouts = [each for each in self._given or reversed(KNOWN) if isinstance(each, Layout)]  # simple ones first
+        if layouts and not json_names(line):
+            near = max([each.misfit(line) for each in layouts], key=lambda each: each.fitting)
+            text = self._shown(near.text.lstrip(' "[|'))[:_QUOTED]
+            what = f"does not fit: {text!r}" if text else "is missing"
+            problem += f"; in line {number}, as {near.format}, {near.field} {what}"
+        return LogError("log", path, problem=problem, expected=_expected(line))
 
     def _shown(self, line: str) -> str:
         """Return the beginning of a line, or its shape, without control characters."""
@@ -210,12 +220,12 @@ def _expected(line: str) -> str:
     """Return what to give so that a line like this can be read."""
     names = json_names(line)
     if not names:
-        return "give the format string of the server as the format, or --format csv and --field time=NAME"
+        return "give --format nginx.conf, or --format with the server's format string, or csv and --field time=NAME"
     return f"give --format json --field time=NAME with the field of the time. The line has {', '.join(names)}"
 
 
-def _rows(chunk: bytes) -> pl.DataFrame:
-    """Return the lines of a chunk with their numbers, without empty ones."""
+def _rows(chunk: bytes, first: int = 1) -> pl.DataFrame:
+    """Return the lines of a chunk, of which the `first` has this number, with their numbers, without empty ones."""
     text = chunk.decode("utf-8", "replace").removeprefix("\ufeff")
     if "\x1b[" in text:  # the colours of a terminal
         text = _COLOUR.sub("", text)
@@ -224,4 +234,4 @@ def _rows(chunk: bytes) -> pl.DataFrame:
     lines = pl.Series([text]).str.split("\n").explode().str.strip_chars_start("\0")  # holes
     if "\r\n" in text:
         lines = lines.str.strip_suffix("\r")
-    return lines.to_frame("line").with_row_index("row").filter(pl.col("line") != "")
+    return lines.to_frame("line").with_row_index("row", first).filter(pl.col("line") != "")

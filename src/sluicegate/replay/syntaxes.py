@@ -53,15 +53,48 @@ _NGINX: Final = {
 _NGINX_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
-def nginx(given: str, *, name: str = "nginx") -> Layout:
-    """Return the format of an nginx `log_format`. A format that is an object of JSON has its escapes."""
+def nginx(given: str, *, name: str = "nginx", escape: str | None = None) -> Layout:
+    """Return the format of an nginx `log_format`. Without its `escape`, an object of JSON has the escapes of JSON."""
 
     def part_of(braced: str, bare: str) -> Iterator[str | Part]:
         variable = braced or bare
-        yield header(variable[5:]) if variable.startswith("http_") else _NGINX.get(variable, Part(FIELD + variable))
+        part = header(variable[5:]) if variable.startswith("http_") else _NGINX.get(variable, Part(FIELD + variable))
+        yield part._replace(written=f"${variable}")
 
     parts = _parts(_NGINX_VARIABLE.split(given), 2, part_of)
-    return Layout(name, tuple(parts), "json" if given.lstrip().startswith("{") else "backslash")
+    default = "json" if given.lstrip().startswith("{") else "backslash"
+    return Layout(name, tuple(parts), default if escape is None else escape)
+
+
+# https://nginx.org/en/docs/ngx_core_module.html; a comment is in no group.
+_CONF_WORD: Final = re.compile(
+    r"""\#[^\n]*|'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([;{}])"""
+    r"""|((?:\$\{\w*\}|\\.|[^\s;{}'"\\])(?:\$\{\w*\}|\\.|[^\s;{}\\])*)""",
+    re.DOTALL,
+)
+_CONF_ESCAPE: Final = re.compile(r"\\([\\'\"trn])")
+_CONF_SIGNS: Final = {"t": "\t", "r": "\r", "n": "\n"}
+_NGINX_ESCAPES: Final = {"escape=default": "backslash", "escape=json": "json", "escape=none": ""}
+
+
+def log_formats(conf: str) -> dict[str, Layout]:
+    """Return the formats that an nginx.conf has, by their names.
+
+    >>> [*log_formats("log_format short '$remote_addr ' $msec; log_format long escape=json '{$args}';")]
+    ['short', 'long']
+    """
+    found, words = dict[str, Layout](), list[str]()
+    for single, double, end, bare in _CONF_WORD.findall(conf):
+        if end:  # of a directive, or of its head
+            if words[:1] == ["log_format"] and len(words) > 2:
+                _, name, *pieces = words
+                escape = _NGINX_ESCAPES.get(pieces[0])
+                given = "".join(pieces[escape is not None :])
+                found[name] = nginx(given, name=name, escape="backslash" if escape is None else escape)
+            words = []
+        elif word := single or double or bare:
+            words.append(_CONF_ESCAPE.sub(lambda sign: _CONF_SIGNS.get(sign[1], sign[1]), word))
+    return found
 
 
 # https://httpd.apache.org/docs/2.4/mod/mod_log_config.html; %t is the start of the request.
