@@ -162,6 +162,7 @@ def test_no_time_is_before_1970(tmp_path: Path) -> None:
     assert found.traffic.first == 0
 
 
+HIDDEN = ("--hide-identities",)
 SECRET = "alice@example.com 9.8.7.6 hunter t\u00f6ken"
 GOOD = '192.0.2.1 - - [10/Oct/2026:13:00:00 +0000] "GET / HTTP/1.1" 200 5\n'
 UVICORN = 'INFO:     9.8.7.6:5000 - "GET /alice HTTP/1.1" 200 OK\n'
@@ -173,11 +174,11 @@ UVICORN = 'INFO:     9.8.7.6:5000 - "GET /alice HTTP/1.1" 200 OK\n'
 def test_a_line_that_cannot_be_read_is_shown_by_its_shape(
     command: str, options: tuple[str, ...], text: str, tmp_path: Path
 ) -> None:
-    """On the terminal, as JSON, on the page, and in errors."""
+    """On the terminal, as JSON, on the page, and in errors, if the clients are hidden."""
     path, page = tmp_path / "access.log", tmp_path / "page.html"
     path.write_text(text, encoding="utf-8")
     only = ("--rule", "1/minute", "--html", str(page)) if command == "replay" else ()
-    runs = [[command, str(path), *options, *only, *shown] for shown in (["--show-identities"], [], ["--json"])]
+    runs = [[command, str(path), *options, *only, *shown] for shown in ([], HIDDEN, [*HIDDEN, "--json"])]
     clear, *outputs = [CliRunner().invoke(sluicegate, words, env={"COLUMNS": "300"}).output for words in runs]
     outputs += [page.read_text(encoding="utf-8")] if page.exists() else []
     for output in outputs:

@@ -14,7 +14,7 @@ from sluicegate.cli.budgets import (
     warn_of_mismatch,
 )
 from sluicegate.cli.commands import Command
-from sluicegate.cli.output import Listing, Shell, foreign_keys, operated, option_for, plain, scanning, span
+from sluicegate.cli.output import WHOSE, Listing, Shell, foreign_keys, operated, option_for, plain, scanning, span
 from sluicegate.clock import MICROSECOND
 from sluicegate.identity import Digested, digest
 from sluicegate.plan import Check, Plan
@@ -96,8 +96,8 @@ def bans(shell: Shell) -> None:
     found.sort(key=lambda each: (each[0], -each[2], each[1]))
     shown = Listing([(which, who, span(left)) for which, who, left in found], "Ban", "Identity", "Ends in")
     rows = [dict(zip(("ban", "identity", "seconds"), each, strict=True)) for each in found]
-    skipped = [plain(foreign_keys(foreign), "dim")] if foreign else []
-    shell.tell({"bans": rows, "foreign": foreign}, shown if found else "Nobody is banned.", *skipped)
+    notes = [plain(note, "dim") for note in (WHOSE if found else "", foreign_keys(foreign)) if note]
+    shell.tell({"bans": rows, "foreign": foreign}, shown if found else "Nobody is banned.", *notes)
 
 
 def _chosen(limiters: list[Budgets], which: str | None) -> tuple[Budgets, Ban]:

@@ -24,6 +24,7 @@ Options = dict[str, Any]
 """The options of a command, as click parses them."""
 
 _DAY: Final = 86_400
+_WHO: Final = "The log has its clients in clear: show them, or hide them as digests in a report for others."
 
 
 def moment(given: str, zone: ZoneInfo, option: str) -> int:
@@ -61,7 +62,9 @@ def _proxies(_context: click.Context, _option: click.Parameter, given: str | Non
 
 
 _OPTIONS: Final = (
-    click.option("--format", default="auto", metavar="FORMAT", help="The log's format, or its format string."),
+    click.option(
+        "--format", default="auto", metavar="FORMAT", help="A name, the server's format string, or its nginx.conf."
+    ),
     click.option("--field", "fields", multiple=True, callback=_fields, metavar="COLUMN=NAME", help="Name a field."),
     click.option("--zone", default="UTC", callback=_zone, metavar="ZONE", help="The zone of times that have none."),
     click.option(
@@ -82,7 +85,7 @@ _OPTIONS: Final = (
 
 def takes_logs(command: Command) -> Command:
     """Add the names of logs and the options about them to a command."""
-    command = click.option("--show-identities", is_flag=True, help="Show clients, not digests of them.")(command)
+    command = click.option("--show-identities/--hide-identities", default=True, help=_WHO)(command)
     return click.argument("logs", metavar="LOG…", nargs=-1, required=True)(reads_logs(command))
 
 

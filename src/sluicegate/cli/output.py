@@ -148,6 +148,9 @@ def foreign_keys(number: int) -> str:
     return f"{words.count(number, 'key')} under the prefix skipped: another program wrote them." if number else ""
 
 
+WHOSE: Final = "sluicegate whois DIGEST access.log says who has a digest."
+
+
 def print_json(found: object) -> None:
     """Print values as JSON, in ASCII."""
     click.echo(json.dumps(found, indent=2))

@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.live import Live
 
 from sluicegate.cli.budgets import Budgets, Known, check_rule, opened
-from sluicegate.cli.output import Listing, Shell, console, foreign_keys, operated, option_every, plain, scanning
+from sluicegate.cli.output import WHOSE, Listing, Shell, console, foreign_keys, operated, option_every, plain, scanning
 from sluicegate.cli.show import describe, now_of, used_of
 from sluicegate.clock import monotonic
 from sluicegate.identity import Digested
@@ -157,7 +157,8 @@ def _table(found: Top, share: float) -> Group:
     unknown = f", {count(found.unknown, 'budget')} of unknown quota" if found.unknown else ""
     progress = "" if share == 1 else f" ({share:.0%} scanned)"
     title = f"{count(found.scanned, 'budget')}, {found.refused:,} used up{unknown}{progress}"
-    return Group(plain(title, "bold"), rows, *([plain(foreign_keys(found.foreign), "dim")] if found.foreign else []))
+    notes = [WHOSE if cells else "", foreign_keys(found.foreign)]
+    return Group(plain(title, "bold"), rows, *[plain(note, "dim") for note in notes if note])
 
 
 def _values(found: Top) -> dict[str, object]:

@@ -27,6 +27,7 @@ _SAID: Final = {
     "forbidden": "list %s refused",
 }
 _WORD: Final = re.compile(r"[A-Za-z0-9_.:@-]+")
+_WHOSE: Final = " (sluicegate whois DIGEST access.log says who that is; show_identities=True shows it here)"
 _DENY: Final = "deny"  # the one list that refuses
 
 log = logging.getLogger("sluicegate.refusals")
@@ -45,7 +46,8 @@ class RefusalLog:
     together, because a decision of the list knows no identity. `level` is the level of every line, a number or a name.
     Raises ConfigurationError for wrong arguments.
 
-    Lines show the digest of an identity, as in the store's key, unless the limiter has `show_identities`.
+    Lines show the digest of an identity, as in the store's key, unless the limiter has `show_identities`. The first of
+    these lines says how to find out who has it.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class RefusalLog:
         self._followed: dict[tuple[_Rule, str], list[int]] = {}  # the end of the period, and the count; oldest first
         self._others: dict[_Rule, int] = {}
         self._ends_us = inf  # the first end of a period
+        self._whose = _WHOSE  # until a line has said it
         self._others_end_us = inf
         self._lock = threading.Lock()
         fork.renew(self)
@@ -118,7 +121,9 @@ class RefusalLog:
             "sluicegate_retry_after": rule.retry_after,
             "sluicegate_source": rule.source,
         }
-        return [(f"{_SAID[name[2]]} identity %s: it %s", (_quoted(name[1]), _word(identity), wait), fields)]
+        whose = "" if event.delivery.shows else self._whose
+        self._whose = "" if whose else self._whose
+        return [(f"{_SAID[name[2]]} identity %s: it %s{whose}", (_quoted(name[1]), _word(identity), wait), fields)]
 
     def _note_forbidden(self, event: DecisionEvent, now: int) -> list[_Line]:
         """Return the line of a refusal by the list if it is the first one, or count it."""
