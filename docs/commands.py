@@ -49,7 +49,7 @@ PICTURES: Final = {  # picture → command
 # The picture is a dark terminal, on light and on dark pages.
 DARK: Final = "@media (prefers-color-scheme: dark) { svg { color-scheme: dark } }\n</style>"
 BLOCK: Final = re.compile(
-    r"^```text\n\$ (?P<wide>COLUMNS=200 )?(?P<command>sluicegate (?!demo|replay|suggest).*?)\n(?P<output>.*?)^```$",
+    r"^```text\n\$ (?P<command>sluicegate (?!demo|replay|suggest).*?)\n(?P<output>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -101,21 +101,11 @@ def run(command: str, server: Server, *, width: int = 80, colors: bool = False) 
 
 
 def page(server: Server) -> str:
-    """Return the page with the output of each of its commands, run one after the other: on 80 columns, then from the
-    start on 200.
-    """
+    """Return the page with the output of each of its commands, run one after the other."""
     text = PAGE.read_text("utf-8")
-    for wide, width in (("", 80), ("COLUMNS=200 ", 200)):
-
-        def block(match: re.Match[str], wide: str = wide, width: int = width) -> str:
-            command = match["command"]
-            if (match["wide"] or "") != wide:
-                return match[0]
-            return f"```text\n$ {wide}{command}\n{run(command, server, width=width)}```"
-
-        with scene(server):
-            text = BLOCK.sub(block, text)
-        server.flush()
+    with scene(server):
+        text = BLOCK.sub(lambda match: f"```text\n$ {match['command']}\n{run(match['command'], server)}```", text)
+    server.flush()
     return text
 
 
