@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bench.figures import Figure, from_json
 from bench.plots import machine
-from bench.report import Rows, format_spread, markdown
+from bench.report import Rows, markdown
 from bench.scale.model import (
     ALGORITHMS,
     CLUSTER,
@@ -32,13 +32,10 @@ from bench.scale.model import (
     core,
     predicted_sizes,
     predictions,
-    reach,
     worst,
 )
 
 SHARE: Final = 0.6  # of a core, in the busiest second
-NODES: Final = (1, 3, 6, 12)
-WORKERS: Final = (4, 8, 16, 32, 64)
 HUNDRED_MILLION: Final = 100_000_000
 
 
@@ -75,13 +72,10 @@ def plain(number: float) -> str:
 
 
 def cell(figure: Figure | None, digits: int | None = None) -> str:
-    """A median with its quartiles."""
+    """The median. The JSON has the quartiles."""
     if figure is None:
         return "–"
-    if digits is not None:
-        return format_spread(figure.spread, digits=digits)
-    low, middle, high = (plain(each) for each in figure.spread)
-    return middle if low == high else f"{middle} ({low}–{high})"
+    return plain(figure.middle) if digits is None else f"{figure.middle:,.{digits}f}"
 
 
 def full(run: Run, topic: str, name: str) -> str:
@@ -105,13 +99,13 @@ def servers(run: Run) -> str:
 
 
 def depths(run: Run) -> str:
-    rows: Rows = [["on each connection", "checks/s", "CPU, µs", "of a core, %"]]
+    rows: Rows = [["on each connection", "checks/s", "CPU, µs"]]
     wanted = [(depth, "") for depth in DEPTHS] + [(depth, OLDEST) for depth in (1, DEEP)]
     for depth, where in wanted:
         topic = Point(DEFAULT, 1, depth=depth).topic + where
-        cpu, busy = (run.known.figure(topic, DEFAULT, measure) for measure in ("server", "busy"))
+        cpu = run.known.figure(topic, DEFAULT, "server")
         label = "one at a time" if depth == 1 else f"{depth} at once"
-        rows.append([label + where, full(run, topic, DEFAULT), cell(cpu, 1), cell(busy, 0)])
+        rows.append([label + where, full(run, topic, DEFAULT), cell(cpu, 1)])
     return markdown(rows)
 
 
@@ -124,15 +118,14 @@ def constants(run: Run) -> str:
 
 
 def checked(run: Run) -> str:
-    found = predictions(run.known, cores=run.cores)
-    rows: Rows = [["checks/s", "the model", "measured", "error"]]
-    for each in found:
-        measured = "–" if each.measured is None else plain(each.measured)
-        rows.append([each.what, plain(each.predicted), measured, percent(each.error)])
+    """How wrong the model is, in a sentence."""
+    found = [each for each in predictions(run.known, cores=run.cores) if each.error is not None]
     errors = worst(found)
     if errors is None:
-        return markdown(rows)
-    return f"{markdown(rows)}\n\nHalf of the errors are at most {errors[0]:.0%}, the largest is {errors[1]:.0%}."
+        return "The machine was busy with other work: nothing could be compared."
+    largest = sorted(found, key=lambda each: abs(each.error or 0), reverse=True)[:2]
+    named = " and ".join(f"{percent(each.error)} ({each.what})" for each in largest)
+    return f"Half of the {len(found)} errors are at most {errors[0]:.0%}. The largest are {named}."
 
 
 def percent(error: float | None) -> str:
@@ -145,15 +138,13 @@ def percent(error: float | None) -> str:
 
 
 def workers(run: Run) -> str:
-    heading = ["", "CPU, µs", "a core's worth", "server's CPU, µs", "one worker", "two workers", "other work, %"]
-    rows: Rows = [heading]
+    rows: Rows = [["", "CPU, µs", "a core's worth", "server's CPU, µs", "one worker", "two workers"]]
     one, two = PROCESSES.format(1), PROCESSES.format(2)
     for kind in KINDS:
-        us = run.known.of(one, kind.name, "worker")
-        cpu, server, rate = (run.known.figure(one, kind.name, measure) for measure in ("worker", "server", "rate"))
-        both, had = (run.known.figure(two, kind.name, measure) for measure in ("rate", "others"))
-        cells = [cell(cpu, 1), plain(1e6 / us), cell(server, 1), cell(rate), cell(both), cell(had, 0)]
-        rows.append([kind.name, *cells])
+        cpu, server = (run.known.figure(one, kind.name, measure) for measure in ("worker", "server"))
+        worth = plain(1e6 / run.known.of(one, kind.name, "worker"))
+        rates = [cell(run.known.quiet(topic, kind.name)) for topic in (one, two)]
+        rows.append([kind.name, cell(cpu, 1), worth, cell(server, 1), *rates])
     return markdown(rows)
 
 
@@ -166,15 +157,6 @@ def applications(run: Run) -> str:
         needed = [f"{ceil(carried * us / 1e6)}" for us in (ours, ours + own)]
         rows.append([name, plain(cpu["no limiter"]), plain(ours), plain(1e6 / ours), *needed])
     return markdown(rows) if run.apps else "Not measured."
-
-
-def growth(run: Run) -> str:
-    name, us = run.worker()
-    rows: Rows = [["workers", *[f"{nodes} node{'s' * (nodes > 1)}" for nodes in NODES]]]
-    for count in WORKERS:
-        found = [reach(workers=count, worker=us, nodes=nodes, server=run.core.us() / SHARE) for nodes in NODES]
-        rows.append([str(count), *[f"**{plain(f.rate)}**" if f.end == "servers" else plain(f.rate) for f in found]])
-    return f"Workers: {name}, {us:.0f} µs for each request. One rule.\n\n{markdown(rows)}"
 
 
 def clusters(run: Run) -> str:
@@ -249,7 +231,6 @@ SECTIONS: Final = {
     "checked": checked,
     "workers": workers,
     "applications": applications,
-    "growth": growth,
     "clusters": clusters,
     "hot": hot,
     "sizes": sizes,
