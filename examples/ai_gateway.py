@@ -14,6 +14,7 @@ from sluicegate.fastapi import RateLimitMiddleware, limit, settle
 from sluicegate.rules.cost import Ended
 from sluicegate.usage import openai_tokens
 
+LARGEST = 200_000  # bytes of a prompt
 PLANS = {"key-of-alice": "pro", "key-of-bob": "free"}  # of each customer's key
 SERVICE = httpx2.AsyncClient(
     base_url=os.environ.get("AI_SERVICE", "https://api.openai.com"),
@@ -32,7 +33,8 @@ def plan(request: Request) -> str | None:
 
 
 def prompt_tokens(request: Request) -> int:
-    return int(request.headers.get("content-length", "0")) // 4  # four bytes are about a token
+    chunked = "transfer-encoding" in request.headers  # its length is unknown
+    return int(LARGEST if chunked else request.headers.get("content-length", LARGEST)) // 4  # bytes a token
 
 
 REQUESTS = Tiers({"free": "100/day", "pro": "10_000/day"}, by=plan, default="free")
@@ -48,6 +50,9 @@ app.add_middleware(RateLimitMiddleware, store=STORE, headers="openai", rules=[UN
 async def chat(request: Request) -> Response:
     if customer(request) is None:
         return JSONResponse({"error": {"message": "unknown key"}}, 401)
+    sent = len(await request.body())
+    if sent > LARGEST:  # the estimate stays charged
+        return JSONResponse({"error": {"message": f"the prompt is longer than {LARGEST} bytes"}}, 413)
     try:
         asked = dict(await request.json())
     except (ValueError, TypeError):
@@ -58,7 +63,7 @@ async def chat(request: Request) -> Response:
     answer = await SERVICE.send(SERVICE.build_request("POST", "/v1/chat/completions", json=asked), stream=True)
 
     async def parts() -> AsyncIterator[bytes]:
-        used, tail = prompt_tokens(request), b""
+        used, tail = sent // 4, b""
         try:
             async for part in answer.aiter_raw():  # the client may cut it off at any part
                 used, tail = used + part.count(b"data:"), (tail + part)[-16_384:]  # an event is about a token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from http.client import HTTPResponse
 from socket import create_connection
 from time import monotonic
 from typing import Any
@@ -78,6 +79,26 @@ def test_a_stream_that_the_client_cuts_off_costs_what_was_sent(gateway: int) -> 
     wait_until("it has cost what was sent", is_settled)
     wrong = [ask(gateway, "POST", CHAT, bob, PROMPT.replace('"m"', '"unknown"')).status for _ in range(3)]
     assert wrong == [404] * 3, "an error costs nothing"
+
+
+def test_a_chunked_prompt_is_charged_as_the_longest(gateway: int) -> None:
+    def send(customer: str, spaces: int = 0) -> tuple[int, int]:
+        """The status, and how many tokens are left."""
+        text = PROMPT + " " * spaces
+        lines = [f"POST {CHAT} HTTP/1.1", "Host: a", f"Authorization: Bearer key-of-{customer}"]
+        head = "\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""])
+        with create_connection(("127.0.0.1", gateway)) as client:
+            client.sendall(f"{head}{len(text):x}\r\n{text}\r\n0\r\n\r\n".encode())
+            answer = HTTPResponse(client)
+            answer.begin()
+            answer.read()
+        return answer.status, int(answer.headers["x-ratelimit-remaining-tokens"])
+
+    longest = 300 + 200_000 // 4
+    assert send("alice") == (200, 100_000 - longest)
+    too_long = (413, 100_000 - 20 - longest)
+    wait_until("the first has cost 20", lambda: send("alice", 200_000) == too_long)
+    assert send("bob")[0] == 429, "the estimate is above the limit of the plan"
 
 
 def test_what_the_gateway_refuses(gateway: int) -> None:
