@@ -198,6 +198,16 @@ HANDLER = "def slow(breach):\n    return str(breach.limit.limit)"
         (LONG, "(\n    app,\n    key=(\"ip\", lambda request: request.endpoint),\n    default_limits=['200/day'"),
         (f"{SLOWAPI}@limiter.limit(rate)\ndef view(): ...\ndef rate(): ...", "@limit(lambda request: rate())"),
         (SLOWAPI.replace(")", ", key_style='endpoint')\napp.get('/{id}')"), 'Settings(key="ip")'),
+        # What has a default is not the request.
+        (
+            f"{FLASK}limiter.limit('5/day', key_func=lambda h='X': request.headers[h])(view)",
+            "key=lambda request, h='X': request.headers[h])",
+        ),
+        (f"{FLASK}limiter.limit('5/day', key_func=lambda *, h='X': h)(view)", "key=lambda request, *, h='X': h)"),
+        (f"{SLOWAPI}Limiter(lambda request, h='X': by(request, h))", "Settings(key=lambda request, h='X': by(request"),
+        (f"{SLOWAPI}Limiter(f)\ndef f(request=None): ...", "Settings(key=f)"),
+        (f"{DJANGO}ratelimit(key=lambda g, r, h='X': r.META[h], rate='5/m')(view)", "key=lambda r, h='X': r.META[h])"),
+        (f"{DJANGO}def f(g, r=None): ...\nratelimit(key=f, rate='5/m')(view)", "key=lambda request: f(None, request))"),
     ],
 )
 def test_what_is_rewritten(before: str, expected: str, tmp_path: Path) -> None:
@@ -226,6 +236,7 @@ def test_what_is_rewritten(before: str, expected: str, tmp_path: Path) -> None:
         (f"{DJANGO}ratelimit(key=K, rate='5/m')(view)", "ratelimit(key=K", "the function itself"),
         (f"{DJANGO}K = 'ip'\nK = user\nratelimit(key=K, rate='5/m')(view)", "ratelimit(key=K", "the function itself"),
         (f"{DJANGO}def f(g, r): return RATES[g]\nratelimit(key='ip', rate=f)(view)", "ratelimit(", "the group"),
+        (f"{DJANGO}ratelimit(key=lambda *a: a[1], rate='5/m')(view)", "ratelimit(key=lambda *a", "of the request"),
         (f"{DJANGO}f = lambda g, r: by(g)\nratelimit(key=f, rate='5/m')(view)", "ratelimit(key=f", "the group"),
         (f"{PYRATE}slow = RateLimiter(Limiter(RATE))", "Limiter(RATE)", "rates as a quota"),
         # A function that gets something else here.
@@ -298,6 +309,12 @@ def test_a_handler_in_a_file_of_its_own(tmp_path: Path) -> None:
     files = {"app.py": FLASK, "errors.py": f"@app.errorhandler(429)\n{HANDLER}"}
     found = migrated(written(tmp_path / "one", files))
     assert [each.path.name for each in found if each.left] == ["errors.py"]
+
+
+def test_a_value_is_no_function_of_another_file(tmp_path: Path) -> None:
+    files = {"app.py": f"{FLASK}slow = '5/day'\nlimiter.limit(slow)(view)", "rates.py": "def slow(): ..."}
+    [found] = migrated(written(tmp_path / "one", files))
+    assert "limit(slow)(view)" in found.after.decode()
 
 
 def test_a_shared_limit_needs_the_key_of_its_limiter(tmp_path: Path) -> None:

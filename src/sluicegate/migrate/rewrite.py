@@ -26,6 +26,7 @@ class Site:
     project: Project
     imports: Mapping[str, str]  # a dotted name → the name that it has in this file
     taken: Collection[str]  # the names that a new import must not take
+    values: Collection[str]  # the names that this file assigns, and binds in no other way
     names: dict[cst.CSTNode, str] = field(default_factory=dict)  # a node → what the tables call it
     wanted: dict[str, tuple[str, str]] = field(default_factory=dict)  # a name in this file → its module, its name there
     notes: list[str] = field(default_factory=list)  # what is said about the call that is converted now
@@ -129,7 +130,8 @@ def function(needs: int, *, negated: bool = False, is_key: bool = False, extra: 
             raise Left("the function reads the group, which none gets here; write it as a function of the request")
         if isinstance(given, cst.Lambda):
             return _of_request(given, extra=extra, negated=negated)
-        takes = needs if found is None else found.needs
+        # django-ratelimit gives both by position; slowapi gives a request to what names it.
+        takes = needs if found is None or extra or "request" in found.names else min(needs, found.needs)
         if takes == 1 and not negated and not extra:
             return given
         call = f"{{given}}({', '.join([*(['None'] * extra), 'request'][-takes:] if takes else [])})"
@@ -139,12 +141,18 @@ def function(needs: int, *, negated: bool = False, is_key: bool = False, extra: 
 
 
 def _of_request(given: cst.Lambda, *, extra: int, negated: bool) -> Expression:
+    """Write a lambda with the request first. What has a default keeps it, because no library gives it a value."""
     params = given.params.params[extra:]
-    last = params[-1] if params else cst.Param(cst.Name("request"), star="")
-    param = last.with_changes(comma=cst.MaybeSentinel.DEFAULT)
+    if given.params.posonly_params or (extra and not params):
+        raise Left("write it as a function of the request")
+    if not extra and (not params or (params[0].default is not None and params[0].name.value != "request")):
+        params = [cst.Param(cst.Name("request")), *params]
+    params = [params[0].with_changes(default=None, equal=cst.MaybeSentinel.DEFAULT), *params[1:]]
+    if len(params) == 1:
+        params = [params[0].with_changes(comma=cst.MaybeSentinel.DEFAULT)]
     body = code("not ({body})", body=given.body) if negated else given.body
     space = cst.SimpleWhitespace(" ")
-    return given.with_changes(params=cst.Parameters([param]), body=body, whitespace_after_lambda=space)
+    return given.with_changes(params=given.params.with_changes(params=params), body=body, whitespace_after_lambda=space)
 
 
 def called(needs: int) -> Convert:
@@ -178,7 +186,7 @@ def is_function(given: Expression, site: Site) -> bool:
 
 def _function(given: Expression, site: Site) -> Function | None:
     if not isinstance(given, cst.Lambda):
-        return site.project.functions.get(last(given))
+        return None if source(given) in site.values else site.project.functions.get(last(given))
     made = ast.parse(f"({source(given)})", mode="eval").body
     return Function.of(made) if isinstance(made, ast.Lambda) else None
 

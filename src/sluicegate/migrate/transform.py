@@ -14,7 +14,7 @@ from libcst import matchers as m
 from libcst.metadata import MetadataWrapper, PositionProvider, QualifiedNameProvider, QualifiedNameSource
 
 from sluicegate.migrate.peers import CONFIG, CONSTRUCTS, DECISION, INSIDE, MIDDLEWARES, SETTINGS, SHARED, TEXTS, note_of
-from sluicegate.migrate.project import Project, bound, imports, roots_of, words
+from sluicegate.migrate.project import Project, bound, imports, roots_of, values, words
 from sluicegate.migrate.rewrite import (
     FIRST,
     Arguments,
@@ -41,10 +41,11 @@ def rewrite(text: bytes, project: Project) -> tuple[bytes, list[tuple[int, str]]
     are about. Raises SyntaxError or cst.ParserSyntaxError.
     """
     module = cst.parse_module(text)
-    names, before = imports(ast.parse(text)), words(module.code)
+    tree = ast.parse(text)
+    names, before = imports(tree), words(module.code)
     theirs = {name for name, dotted in names.items() if roots_of(dotted)}
     taken = bound(symtable(module.code, "", "exec"), {*project.limiters, *theirs}) - theirs
-    rewriter = _Rewriter(project, names, taken=taken, words=before)
+    rewriter = _Rewriter(project, names, taken=taken, values=values(tree), words=before)
     made = MetadataWrapper(module, unsafe_skip_copy=True).visit(rewriter)
     after = words(made.code)
     new = {name: at for name, at in rewriter.site.wanted.items() if name in after and names.get(name) != ".".join(at)}
@@ -66,9 +67,11 @@ class _Rewriter(cst.CSTTransformer):
 
     METADATA_DEPENDENCIES = (PositionProvider, QualifiedNameProvider)
 
-    def __init__(self, project: Project, names: Mapping[str, str], *, taken: set[str], words: set[str]) -> None:
+    def __init__(
+        self, project: Project, names: Mapping[str, str], *, taken: set[str], values: set[str], words: set[str]
+    ) -> None:
         super().__init__()
-        self.site = Site(project, {dotted: name for name, dotted in names.items()}, taken)
+        self.site = Site(project, {dotted: name for name, dotted in names.items()}, taken, values)
         self.places: list[tuple[int, str]] = []
         self._words = words
         self._errors = {"e", "err", "error", "ex", "exc", "exception"}
