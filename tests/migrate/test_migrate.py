@@ -112,7 +112,10 @@ BLUEPRINT = f"{FLASK}limiter.limit('3/day')(shop)\n"
 DEFAULTS = FLASK.replace("(get_remote_address)", "(get_remote_address, default_limits=['9/day'])")
 LONG = FLASK.replace("address)", "address, app=app, default_limits=['200/day', '50/hour'], application_limits=['9/s'])")
 DJANGO = "from django_ratelimit.decorators import ratelimit\n"
+SOFT = f"{DJANGO}@ratelimit(key='ip', rate='5/m', block=False)\n"
 PYRATE = "from fastapi_limiter.depends import RateLimiter\nfrom pyrate_limiter import Duration, Limiter, Rate\n"
+FAST = f"{PYRATE}import fastapi as fa\napp = fa.FastAPI()\n"
+RATES = "RateLimiter(Limiter(Rate(2, Duration.DAY)))"
 FACTORY = f"{FLASK.partition('limiter =')[0]}def make():\n    return Limiter(get_remote_address)\n\n\n"
 PAIR = FLASK.replace("limiter =", "limiter, db =").replace("address)", "address), SQLAlchemy()")
 ANNOTATED = FLASK.replace("limiter =", "limiter: Limiter =")
@@ -151,7 +154,7 @@ HANDLER = "def slow(breach):\n    return str(breach.limit.limit)"
         (f"{DJANGO}@ratelimit(key='ip', rate='10/month')\ndef view(request): ...", '@limit("10/m", key="ip")'),
         (f"{DJANGO}@ratelimit(key='ip', rate='10/5m')\ndef view(request): ...", "@limit('10/5m', key=\"ip\")"),
         (f"{DJANGO}ratelimit(key='ip', rate='1/m', method='GET')(Page.as_view())", "methods=['GET'])(Page.as_view())"),
-        (f"{PYRATE}slow = RateLimiter(Limiter(Rate(2, Duration.DAY * 7)))", '"2 per 7 days", key="ip", scope="slow")'),
+        (f"{FAST}slow = RateLimiter(Limiter(Rate(2, Duration.DAY * 7)))", '"2 per 7 days", key="ip", scope="slow")'),
         (
             "import django_ratelimit as d\nd.UNSAFE\nSLUICEGATE = {}\nRATELIMIT_ENABLE = False",
             'SLUICEGATE["ENABLED"] = False',
@@ -185,6 +188,27 @@ HANDLER = "def slow(breach):\n    return str(breach.limit.limit)"
         (f"{DJANGO}RATELIMIT_ENABLE: bool = False", 'SLUICEGATE = {"ENABLED": False}'),
         # The limit of a blueprint holds for those inside it, in any order.
         (f"{NESTED}@inner.get('/')\n@limiter.exempt\ndef view(): ...", "@exempt(defaults_only=True)"),
+        # What counts together, outside a route.
+        (
+            f"{FAST}every = [Depends({RATES})]",
+            'every = [Depends(RateLimit("2/day", key="ip", scope=\'every\'))]'.replace("'", '"'),
+        ),
+        (
+            f"{FAST}@app.get('/', dependencies=[Depends({RATES})])\ndef view(): ...",
+            '[Depends(RateLimit("2/day", key="ip"))',
+        ),
+        (f"{FAST}A = {RATES}", "app.add_middleware(RateLimitMiddleware)"),
+        (
+            "from fastapi_limiter.decorators import skip_limiter\n@skip_limiter\n@app.get('/')\ndef view(): ...",
+            "@app.get('/')\n@exempt",
+        ),
+        (f"{DJANGO}MIDDLEWARE = () + MORE", '[*MIDDLEWARE, "sluicegate.django.RateLimitMiddleware"]'),
+        # What a view calls its request.
+        (f"{SOFT}def view(r): return r.limited", 'return getattr(decision(r), "would_refuse", False)'),
+        (
+            f"{SOFT}def get(self, r): return getattr(r, 'limited', 0)",
+            'return getattr(decision(r), "would_refuse", False)',
+        ),
         # A constant.
         (f"{DJANGO}K = 'user_or_ip'\nratelimit(key=K, rate='5/m')(view)", "limit('5/m', key=\"user\")(view)"),
         (f"{DJANGO}R = '5/m'\nratelimit(key='ip', rate=R)(view)", 'limit(R, key="ip")(view)'),
@@ -196,7 +220,10 @@ HANDLER = "def slow(breach):\n    return str(breach.limit.limit)"
         ),
         # A long call.
         (LONG, "(\n    app,\n    key=(\"ip\", lambda request: request.endpoint),\n    default_limits=['200/day'"),
-        (f"{SLOWAPI}@limiter.limit(rate)\ndef view(): ...\ndef rate(): ...", "@limit(lambda request: rate())"),
+        (
+            f"{SLOWAPI}app.state.limiter = limiter\n@limiter.limit(rate)\ndef view(): ...\ndef rate(): ...",
+            "@limit(lambda request: rate())",
+        ),
         (SLOWAPI.replace(")", ", key_style='endpoint')\napp.get('/{id}')"), 'Settings(key="ip")'),
         # What has a default is not the request.
         (
@@ -238,7 +265,7 @@ def test_what_is_rewritten(before: str, expected: str, tmp_path: Path) -> None:
         (f"{DJANGO}def f(g, r): return RATES[g]\nratelimit(key='ip', rate=f)(view)", "ratelimit(", "the group"),
         (f"{DJANGO}ratelimit(key=lambda *a: a[1], rate='5/m')(view)", "ratelimit(key=lambda *a", "of the request"),
         (f"{DJANGO}f = lambda g, r: by(g)\nratelimit(key=f, rate='5/m')(view)", "ratelimit(key=f", "the group"),
-        (f"{PYRATE}slow = RateLimiter(Limiter(RATE))", "Limiter(RATE)", "rates as a quota"),
+        (f"{FAST}slow = RateLimiter(Limiter(RATE))", "Limiter(RATE)", "rates as a quota"),
         # A function that gets something else here.
         (f"{SLOWAPI}def dyn(key='x'): ...\nlimiter.limit(dyn)(view)", "limiter.limit(dyn)", "the key of the client"),
         (f"{SLOWAPI}limiter.limit(lambda key: '5/day')(view)", "limiter.limit(lambda key", "the key of the client"),
@@ -262,6 +289,39 @@ def test_what_is_rewritten(before: str, expected: str, tmp_path: Path) -> None:
         (f"{FLASK}limiter.enabled = False", "limiter.enabled", "limits_off"),
         (f"{FLASK}limiter.current_limit", "limiter.current_limit", "decision()"),
         (f"{FLASK}limiter.identify_request", "limiter.identify_request", 'see identify_request under "From another'),
+        # What a limit writes, where it is not seen on what.
+        (f"{SOFT}def view(r): ...\ndef by(x): return x.limited", "def by(x): return x.limited", "would_refuse"),
+        (f"{SOFT}def view(r): ...\ndef by(x): return vars(x)['limited']", "['limited']", "would_refuse"),
+        # What imports cannot say, and settings that are not seen whole.
+        ("from flask_limiter import *\nlimiter = Limiter(f)", "import *", "each name by itself"),
+        ("from slowapi.util import *", "import *", "each name by itself"),
+        (f"{FLASK}app.config.setdefault('RATELIMIT_DEFAULT', 1)", "setdefault('RATELIMIT_DEFAULT', 1)", "another one"),
+        (f"{FLASK}app.config[f'RATELIMIT_{{name}}'] = 1", "RATELIMIT_{name}", "another one"),
+        (f"{SLOWAPI}os.environ['RATELIMIT_ENABLED'] = '0'", "'RATELIMIT_ENABLED'", "another one"),
+        # What counts together, and no name says where.
+        (f"{FAST}app.include_router(api, dependencies=[{RATES}])", "include_router", "give it a scope"),
+        (f"{FAST}A = [{RATES}, {RATES}]", "A = [RateLimit(", "give it a scope"),
+        (f"{FAST}def make(): return 1\nmade = [make(), a.append({RATES})]\na.append({RATES})", "a.append(", "a scope"),
+        # An application that is not found.
+        (f"{SLOWAPI}@limiter.limit('5/day')\ndef view(): ...", "@limit('5/day')", "add the middleware"),
+        (
+            f"{SLOWAPI}app.state.limiter = a = limiter\nlimiter.limit('5/day')(view)",
+            "limit('5/day')",
+            "add the middleware",
+        ),
+        (
+            f"{SLOWAPI}s = app.state\ns.limiter = limiter\nlimiter.limit('5/day')(view)",
+            "limit('5/day')",
+            "add the middle",
+        ),
+        (SLOWAPI.replace("s)", "s, default_limits=['9/day'])"), "limiter = Settings(", "add the middleware"),
+        (f"{PYRATE}A = {RATES}", "A = RateLimit(", "add the middleware"),
+        # What is not called, and what an unknown owner has.
+        (f"{FLASK}only = partial(limiter.limit, '5/day')", "partial(limiter.limit,", "not called"),
+        (f"{DJANGO}only = partial(ratelimit, key='ip')", "partial(ratelimit,", "not called"),
+        ("from flask_limiter import Limiter\nclass Mine(Limiter): ...", "class Mine(Limiter)", "not called"),
+        (f"{FLASK}@mine.limit('5/day')\ndef view(): ...", "@mine.limit(", "what its owner is"),
+        (f"{FLASK}@mine.exempt\ndef view(): ...", "@mine.exempt", "what its owner is"),
         # What is written in another way, and limits something else.
         (SLOWAPI.replace("get_remote_address", "get_ipaddr"), 'Settings(key="ip")', "set trusted_proxies"),
         (f"{SLOWAPI}app.get('/{{id}}')", "", "value of a path parameter"),
@@ -309,6 +369,13 @@ def test_a_handler_in_a_file_of_its_own(tmp_path: Path) -> None:
     files = {"app.py": FLASK, "errors.py": f"@app.errorhandler(429)\n{HANDLER}"}
     found = migrated(written(tmp_path / "one", files))
     assert [each.path.name for each in found if each.left] == ["errors.py"]
+
+
+def test_settings_stay_while_an_import_does_not_say_its_names(tmp_path: Path) -> None:
+    files = {"app.py": "from flask_limiter import *", "settings.py": "class Config:\n    RATELIMIT_DEFAULT = '4/day'"}
+    found = migrated(written(tmp_path / "one", files))
+    assert [text for each in found for _, text in each.left] == [found[0].left[0][1]] * 2
+    assert "    RATELIMIT_DEFAULT = '4/day'" in found[1].after.decode()
 
 
 def test_a_value_is_no_function_of_another_file(tmp_path: Path) -> None:

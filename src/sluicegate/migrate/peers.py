@@ -36,6 +36,7 @@ from sluicegate.quota import Quota
 _ALLOWING: Final = chosen({True: "allow", False: None, None: None})
 _OLDER_FIELDS: Final = chosen({True: "x-ratelimit", False: None, None: None})
 _SCOPE: Final = no_function('a scope is a name here: make the function a part of the key, key=("ip", f)')
+_NO_SCOPE: Final = "give it a scope: there its routes share a budget, without a scope each has its own"
 _BY_PATH: Final = 'there each value of a path parameter has a budget; for that write key=("ip", "path:name")'
 _BY_VIEW: Final = "there all values of a path parameter share a budget; with this key each has its own"
 _KINDS: Final = chosen(
@@ -172,14 +173,15 @@ def _rate(given: Expression) -> str:
 
 
 def _by_address(arguments: Arguments, site: Site) -> None:
-    """Give the key that is the default there. A limiter that a variable has counts all of its routes together."""
+    """Give the key that is the default there. A limiter outside a route counts all of its routes together."""
     arguments.setdefault("key", code('"ip"'))
-    if isinstance(arguments.get(FIRST), cst.Name):
-        arguments["scope"] = code(f'"{source(arguments[FIRST])}"')
+    name = last(arguments[FIRST]) if isinstance(arguments.get(FIRST), cst.Name) else ""
+    if site.scopes and not name:
+        name, site.scopes[0] = site.scopes[0], ""
+        site.notes.extend([] if name else [_NO_SCOPE])
+    if name:
+        arguments["scope"] = code(f'"{name}"')
 
-
-SHARED: Final = ("fastapi_limiter.RateLimiter",)
-"""What counts together wherever a variable that has it is used."""
 
 _FASTAPI_OPTIONS: Final = {"limiter": Option(FIRST), "identifier": Option("key", function(1, is_key=True))}
 _FASTAPI: Final = {

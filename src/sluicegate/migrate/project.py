@@ -14,6 +14,7 @@ ROOTS: Final = ("flask_limiter", "slowapi", "fastapi_limiter", "pyrate_limiter",
 _ONLY: Final = {"rest_framework": "rest_framework.throttling"}  # of a package, where not all of it matters
 _MADE: Final = ("flask_limiter.Limiter", "slowapi.Limiter")  # whose members the tables know
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_Assignment = ast.Assign | ast.AnnAssign | ast.NamedExpr
 _ADDRESS: Final = ("get_remote_address", "get_ipaddr")
 _DEFAULTS: Final = ("default_limits", "RATELIMIT_DEFAULT", "SLUICEGATE_DEFAULT_LIMITS")  # after a run, too
 
@@ -47,6 +48,8 @@ class Project:
     inside: set[str] = field(default_factory=set)  # of these the blueprints that another one of them limits
     has_paths: bool = False  # whether a path has parameters, as Starlette writes them
     has_defaults: bool = False  # whether a limiter has limits that each view has for itself
+    has_middleware: bool = False  # whether an application has the middleware here, or gets it
+    has_star: bool = False  # whether a file imports all names of a library
     key: str | None = None  # the key of these limits, where it can be written in any file
     web: str = "starlette"
 
@@ -83,7 +86,10 @@ class Project:
             self.web = "fastapi"
         for node in ast.walk(tree):
             match node:
+                case ast.ImportFrom(module=str(library), names=[ast.alias(name="*")]):
+                    self.has_star |= bool(roots_of(library))
                 case ast.Assign() | ast.AnnAssign() | ast.NamedExpr():
+                    self.has_middleware |= self._places_middleware(node, names)
                     for target, value in _pairs(node):
                         self._read_value(target, value, module=module, names=names)
                         if node in top and isinstance(target, ast.Name):
@@ -103,6 +109,7 @@ class Project:
                         self.inside.add(_last(inner))
                 case ast.Name(id=name) | ast.Constant(value=str(name)) | ast.keyword(arg=str(name)):
                     self.has_defaults |= name in _DEFAULTS
+                    self.has_middleware |= name == "RateLimitMiddleware"
 
     def _read_value(self, target: ast.expr, value: ast.expr, *, module: str, names: Mapping[str, str]) -> None:
         name = _last(target)
@@ -116,6 +123,14 @@ class Project:
             given = [each.value for each in value.keywords if each.arg == "key_func"] or value.args
             self.key = '"ip"' if given and _last(given[0]) in _ADDRESS else None
 
+    def _places_middleware(self, node: _Assignment, names: Mapping[str, str]) -> bool:
+        """True for an assignment that the transformer gives the middleware to."""
+        if isinstance(node.value, ast.Call) and _dotted(node.value.func, names) == "fastapi.FastAPI":
+            return "fastapi_limiter" in self.roots and not isinstance(node, ast.NamedExpr)
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        is_place = len(targets) == 1 and _dotted(targets[0], {}).endswith(".state.limiter")
+        return is_place and node.value is not None and self._made(node.value, names) == "slowapi.Limiter"
+
     def _made(self, value: ast.expr, names: Mapping[str, str]) -> str | None:
         """Return what a limiter is made by, of a call, of a factory's call, or of a limiter."""
         if not isinstance(value, ast.Call):
@@ -124,7 +139,7 @@ class Project:
         return made if made in _MADE else self.factories.get(_last(value.func))
 
 
-def _pairs(node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> Iterator[tuple[ast.expr, ast.expr]]:
+def _pairs(node: _Assignment) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Return each target of an assignment with its value."""
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):

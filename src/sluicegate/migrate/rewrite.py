@@ -29,6 +29,7 @@ class Site:
     values: Collection[str]  # the names that this file assigns, and binds in no other way
     names: dict[cst.CSTNode, str] = field(default_factory=dict)  # a node → what the tables call it
     wanted: dict[str, tuple[str, str]] = field(default_factory=dict)  # a name in this file → its module, its name there
+    scopes: list[str] = field(default_factory=list)  # outside a route: the variable that the next limit names, or ""
     notes: list[str] = field(default_factory=list)  # what is said about the call that is converted now
 
     def constant(self, given: Expression) -> object:

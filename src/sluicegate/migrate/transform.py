@@ -13,8 +13,8 @@ import libcst as cst
 from libcst import matchers as m
 from libcst.metadata import MetadataWrapper, PositionProvider, QualifiedNameProvider, QualifiedNameSource
 
-from sluicegate.migrate.peers import CONFIG, CONSTRUCTS, DECISION, INSIDE, MIDDLEWARES, SETTINGS, SHARED, TEXTS, note_of
-from sluicegate.migrate.project import Project, bound, imports, roots_of, values, words
+from sluicegate.migrate.peers import CONFIG, CONSTRUCTS, DECISION, INSIDE, MIDDLEWARES, SETTINGS, TEXTS, note_of
+from sluicegate.migrate.project import ROOTS, Project, bound, imports, roots_of, values, words
 from sluicegate.migrate.rewrite import (
     FIRST,
     Arguments,
@@ -45,7 +45,8 @@ def rewrite(text: bytes, project: Project) -> tuple[bytes, list[tuple[int, str]]
     names, before = imports(tree), words(module.code)
     theirs = {name for name, dotted in names.items() if roots_of(dotted)}
     taken = bound(symtable(module.code, "", "exec"), {*project.limiters, *theirs}) - theirs
-    rewriter = _Rewriter(project, names, taken=taken, values=values(tree), words=before)
+    site = Site(project, {dotted: name for name, dotted in names.items()}, taken, values(tree))
+    rewriter = _Rewriter(site, module.code)
     made = MetadataWrapper(module, unsafe_skip_copy=True).visit(rewriter)
     after = words(made.code)
     new = {name: at for name, at in rewriter.site.wanted.items() if name in after and names.get(name) != ".".join(at)}
@@ -67,32 +68,37 @@ class _Rewriter(cst.CSTTransformer):
 
     METADATA_DEPENDENCIES = (PositionProvider, QualifiedNameProvider)
 
-    def __init__(
-        self, project: Project, names: Mapping[str, str], *, taken: set[str], values: set[str], words: set[str]
-    ) -> None:
+    def __init__(self, site: Site, text: str) -> None:
         super().__init__()
-        self.site = Site(project, {dotted: name for name, dotted in names.items()}, taken, values)
+        self.site = site
         self.places: list[tuple[int, str]] = []
-        self._words = words
+        self._words = words(text)
+        self._requests = {"request"}  # what views call the request that a limit of django-ratelimit writes on
+        self._nets = [(net, note) for roots, file, net, note in _NETS if self._has(*roots) and re.search(file, text)]
         self._errors = {"e", "err", "error", "ex", "exc", "exception"}
         self._names = self.site.names
         self._notes: list[dict[cst.CSTNode, str]] = [{}]  # of the module and of each statement: a node → its comment
+        self._uses: set[cst.CSTNode] = set()  # the names that are called, decorate or are a type
         self._blocks: set[cst.CSTNode] = set()  # what a `with` enters
-        self._leading: dict[cst.CSTNode, Sequence[cst.EmptyLine]] = {}  # a first decorator → the lines above its view
+        self._leading: dict[cst.CSTNode, Sequence[cst.EmptyLine]] = {}  # a node → lines above it that another one has
         self._below: dict[cst.CSTNode, str] = {}  # a node → the statement that follows its own
-        self._has_dictionary = "SLUICEGATE" in taken
-        self._has_star = "*" in names
-        self._apps = ("fastapi.FastAPI", self.site.imports.get("fastapi.FastAPI"))
+        self._has_dictionary = "SLUICEGATE" in site.taken
+        self._has_star = "*" in site.imports.values()
 
     # Names
 
     def _named(self, original: Expression, updated: Expression) -> Expression:
         every = self.get_metadata(QualifiedNameProvider, original, ())
         names = [each.name if each.source is QualifiedNameSource.IMPORT else source(original) for each in every]
+        if "fastapi.FastAPI" in names:
+            self._names[updated] = "fastapi.FastAPI"
         found = next(filter(None, map(self.site.project.named, names)), None)
         if found is None or (found.startswith("rest_framework.") and found not in CONSTRUCTS):
             return updated
         construct = CONSTRUCTS.get(found)
+        if construct is not None and construct.options and original not in self._uses:
+            self._notes[-1][updated] = _NOT_CALLED
+            return updated
         if construct is None or construct.removed:
             self._notes[-1][updated] = note_of(found.rpartition(".")[2])
         elif construct.to:
@@ -107,13 +113,17 @@ class _Rewriter(cst.CSTTransformer):
     def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> Expression:
         """Rewrite a dotted name, and what django-ratelimit writes on a request."""
         self._notes[-1].pop(updated_node.value, None)  # the longer name says more
-        if "django_ratelimit" in self.site.project.roots and m.matches(original_node, _LIMITED):
+        if self._is_request(original_node.value) and m.matches(original_node, _LIMITED):
             return self._would_refuse(updated_node.value)
         value, name = original_node.value, original_node.attr.value
         of_error = name == "limit" and isinstance(value, cst.Name) and value.value in self._errors
         if (of_error or name == "view_rate_limit") and self._has("flask_limiter", "slowapi"):
             self._notes[-1][updated_node.value] = DECISION
         return self._named(original_node, updated_node)
+
+    def _is_request(self, given: Expression) -> bool:
+        known = source(given) in self._requests or source(given).endswith(".request")
+        return known and self._has("django_ratelimit")
 
     def _would_refuse(self, request: Expression) -> Expression:
         text = f'getattr({self.site.use("sluicegate.django.decision")}({{request}}), "would_refuse", False)'
@@ -130,13 +140,9 @@ class _Rewriter(cst.CSTTransformer):
 
     # Calls
 
-    def visit_WithItem(self, node: cst.WithItem) -> None:
-        """Note what a block enters: there a limit is no decorator."""
-        self._blocks.add(node.item)
-
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> Expression:
         """Rewrite a call. If it cannot be, it stays."""
-        if "django_ratelimit" in self.site.project.roots and m.matches(original_node, _GETS_LIMITED):
+        if m.matches(original_node, _GETS_LIMITED) and self._is_request(original_node.args[0].value):
             return self._would_refuse(updated_node.args[0].value)
         func = updated_node.func
         name = "" if isinstance(func, cst.Call) else self._names.get(func, "")  # not of a call: that is a decorator
@@ -182,6 +188,10 @@ class _Rewriter(cst.CSTTransformer):
                 values[option.to], origins[option.to] = value, each
         if construct.finish is not None:
             construct.finish(values, self.site)
+        limits = construct.to == "sluicegate.Settings" and "default_limits" in values
+        if (limits or construct.to in _IN_MIDDLEWARE) and not self.site.project.has_middleware:
+            notes.append("add the middleware to the application: app.add_middleware(RateLimitMiddleware, settings=…)")
+            self.site.project.has_middleware = True  # said once, at the first limit
         made = call.with_changes(args=_arguments(call, values, origins))
         if max(map(len, source(made).split("\n"))) > 100:
             made = _on_lines(made)
@@ -197,6 +207,8 @@ class _Rewriter(cst.CSTTransformer):
             return None
         option = table.get(name)
         try:
+            if self.site.project.has_star:
+                raise Left(_STAR)
             if option is None:
                 raise Left(note_of(name))
             made = option.convert(value, self.site)
@@ -222,13 +234,10 @@ class _Rewriter(cst.CSTTransformer):
         """Rewrite a setting in its own statement, and the place of the limiter in the state of an application."""
         target, value = updated_node.targets[-1].target, updated_node.value
         made = self._names.get(value)
-        is_shared = made in SHARED and isinstance(target, cst.Name)
-        if is_shared and isinstance(value, cst.Call) and "scope" not in _given(value):
-            scope = cst.Arg(code(f'"{source(target)}"'), keyword=cst.Name("scope"), equal=_EQUAL)
-            return updated_node.with_changes(value=value.with_changes(args=[*value.args, scope]))
         maker = self.site.project.factories.get(last(value.func), made) if isinstance(value, cst.Call) else None
         made = maker or self.site.project.limiter(source(value))
-        if made == "slowapi.Limiter" and source(target).endswith(".state.limiter"):
+        is_alone = len(updated_node.targets) == 1
+        if is_alone and made == "slowapi.Limiter" and source(target).endswith(".state.limiter"):
             app, there = source(target).removesuffix(".state.limiter"), "sluicegate.{web}.RateLimitMiddleware"
             return cst.Expr(code(f"{app}.add_middleware({self.site.use(there)}, settings={{value}})", value=value))
         mapping, _, key = source(target).rpartition("[")
@@ -241,10 +250,10 @@ class _Rewriter(cst.CSTTransformer):
         if found is not None:
             named = found[0] if isinstance(target, cst.Name) else f'{mapping}["{found[0]}"]'
             return _assigned(updated_node, code(named), found[1])
-        is_list = at_top and name == "MIDDLEWARE" and isinstance(value, cst.List)
+        is_list = at_top and name == "MIDDLEWARE" and "MIDDLEWARE" not in source(value)
         if is_list and self._has(*_DJANGO) and self._words.isdisjoint(MIDDLEWARES):
-            self._below[updated_node] = f'MIDDLEWARE += ["{MIDDLEWARES[0]}"]'
-        makes_app = isinstance(value, cst.Call) and source(value.func) in self._apps
+            self._below[updated_node] = f'MIDDLEWARE = [*MIDDLEWARE, "{MIDDLEWARES[0]}"]'
+        makes_app = self._names.get(value) == "fastapi.FastAPI"
         if makes_app and self._has("fastapi_limiter") and "RateLimitMiddleware" not in self._words:
             middleware = self.site.use("sluicegate.fastapi.RateLimitMiddleware")
             self._below[updated_node] = f"{source(target)}.add_middleware({middleware})"
@@ -272,7 +281,10 @@ class _Rewriter(cst.CSTTransformer):
     # Statements
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-        """Note what a handler of errors calls its error."""
+        """Note what a handler of errors calls its error, and what a view with a limit calls its request."""
+        if any(_SOFT.search(source(each)) for each in node.decorators):
+            names = [each.name.value for each in node.params.params]
+            self._requests |= {*names[names[:1] == ["self"] :][:1]}
         if any(_HANDLES.search(source(each)) for each in (*node.decorators, node.params)):
             self._errors |= {each.name.value for each in node.params.params[-1:]}
 
@@ -282,7 +294,7 @@ class _Rewriter(cst.CSTTransformer):
         routes = {at: source(each.decorator).partition("(")[0].rpartition(".")[0].rpartition(".")[2]
                   for at, each in enumerate(made) if m.matches(each.decorator, _ROUTE)}  # fmt: skip
         last = max(routes, default=-1) + 0.5
-        at = {each: max(at, last * made[each].endswith("Limiter.exempt")) for at, each in enumerate(made)}
+        at = {each: max(at, last * made[each].endswith(_FREES)) for at, each in enumerate(made)}
         every = sorted(made, key=at.__getitem__)
         if not self.site.project.limited.isdisjoint(routes.values()):
             for number, each in enumerate(every):
@@ -305,11 +317,25 @@ class _Rewriter(cst.CSTTransformer):
         return any(CONSTRUCTS.get(self._names.get(each, ""), _NOTHING).removed for each in given)
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        """Open the notes of a statement."""
+        """Open the notes of a statement. Note what is called, decorates, is a type, or is entered by a block."""
+        match node:
+            case cst.Call(func=used) | cst.Decorator(decorator=used):
+                self._uses.add(used)
+            case cst.Annotation():
+                self._uses.update(m.findall(node, _ANY))
+            case cst.WithItem(item=item):
+                self._blocks.add(item)  # there a limit is no decorator
+            case cst.SimpleStatementLine(body=[cst.Assign() | cst.AnnAssign() as first, *_]):
+                target = first.targets[-1].target if isinstance(first, cst.Assign) else first.target
+                self.site.scopes[:] = [target.value if isinstance(target, cst.Name) else ""]
+            case _ if hasattr(node, "leading_lines"):
+                self.site.scopes[:] = [""] * isinstance(node, cst.SimpleStatementLine)
         if hasattr(node, "leading_lines"):
             self._notes.append({})
+        if isinstance(node, cst.Module):
+            self._leading |= dict.fromkeys(node.body[:1], node.header)
         for first in getattr(node, "decorators", ())[:1]:
-            self._leading[first] = getattr(node, "leading_lines", ())
+            self._leading[first] = [*self._leading.get(node, ()), *getattr(node, "leading_lines", ())]
         return super().on_visit(node)
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
@@ -320,11 +346,14 @@ class _Rewriter(cst.CSTTransformer):
         notes = self._notes.pop()
         there = set(m.findall(made, _ANY)) if notes else ()
         texts = [line for node, text in notes.items() if node in there for line in text.split("\n")]
+        above = [*self._leading.get(original_node, ()), *made.leading_lines]
+        known = [line.comment.value for line in above if line.comment is not None]
+        if not texts and not any(each.startswith(MARK) for each in known):
+            part = source(_part(made))
+            texts = [note for net, note in self._nets if re.search(net, part)]
         lines = [f"{MARK}{text}" for text in dict.fromkeys(texts)]
         if isinstance(original_node, (cst.SimpleStatementLine, cst.Decorator)):
             lines += (Counter(_comments(original_node)) - Counter(_comments(made))).elements()
-        above = [*self._leading.get(original_node, ()), *made.leading_lines]
-        known = [line.comment.value for line in above if line.comment is not None]
         new = [cst.EmptyLine(comment=cst.Comment(text)) for text in lines if text not in known]
         place: Any = self.get_metadata(PositionProvider, original_node)
         self.places += [(place.start.line, text) for text in dict.fromkeys(texts) if f"{MARK}{text}" not in known]
@@ -411,6 +440,15 @@ def _assigned(statement: cst.Assign, target: Expression, value: Expression) -> c
     return statement.with_changes(targets=[statement.targets[-1].with_changes(target=target)], value=value)
 
 
+def _part(statement: Any) -> cst.CSTNode:
+    """Return what a statement says by itself, without the comments above it and the statements inside it."""
+    if isinstance(statement, (cst.SimpleStatementLine, cst.Decorator)):
+        return statement.with_changes(leading_lines=())
+    if isinstance(body := getattr(statement, "body", None), cst.SimpleStatementSuite):
+        return body
+    return getattr(statement, "iter", getattr(statement, "test", cst.Module([])))
+
+
 def _comments(node: cst.CSTNode) -> list[str]:
     return [each.value for each in m.findall(node, m.Comment()) if isinstance(each, cst.Comment)]
 
@@ -423,13 +461,28 @@ def _local(alias: cst.ImportAlias) -> str:
 _NOTHING: Final = Construct()
 _ANY: Final = m.MatchIfTrue[cst.CSTNode](lambda _: True)
 _BOTH_HOLD: Final = "there this limit replaces that of the blueprint; here both hold"
+_FREES: Final = ("Limiter.exempt", "skip_limiter")
+_STAR: Final = "import each name by itself instead of *, and run the command again: names and settings stay until then"
+_IN_MIDDLEWARE: Final = ("sluicegate.{web}.limit", "sluicegate.fastapi.RateLimit")
+_NOT_CALLED: Final = "it stays where it is not called: write the call, or a limit as a function that returns one"
+_SOFT: Final = re.compile(r"block\s*=\s*False")
+_RENAMED: Final = 'its name is another one here: see the settings under "From another library" in the documentation'
+_UNKNOWN: Final = "if this is a limiter, write it by hand: nothing says what its owner is"
+_SOFTLY: Final = 'write getattr(decision(request), "would_refuse", False), with decision of sluicegate.django'
+_STARS: Final = rf"^from ({'|'.join(ROOTS[:-1])}|rest_framework.throttling)(\.\w+)* import \*"
+_OWNED: Final = r"^@\(?[^(]*(?<!csrf)\.(limit|shared_limit|exempt)\b"
+_NETS: Final = (  # where these packages are, in a file that has the first text: a text that stays → what to do
+    (ROOTS, "", _STARS, _STAR),
+    (("flask_limiter", "django_ratelimit", "slowapi"), "", r"[\"']RATELIMIT_", _RENAMED),
+    (("flask_limiter", "slowapi"), "", _OWNED, _UNKNOWN),
+    (("django_ratelimit",), _SOFT.pattern, r"\.limited\b|[\"']limited[\"']", _SOFTLY),
+)
 _HANDLES: Final = re.compile("error_?handler|exception_handler|RateLimitExceeded")
 _VERB: Final = m.MatchRegex("route|get|post|put|patch|delete|head|options|api_route")
 _ROUTE: Final = m.Call(func=m.Attribute(attr=m.Name(_VERB)))
 _EQUAL: Final = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
-_OF_REQUEST: Final = m.Name("request") | m.Attribute(attr=m.Name("request"))
-_LIMITED: Final = m.Attribute(value=_OF_REQUEST, attr=m.Name("limited"))
+_LIMITED: Final = m.Attribute(attr=m.Name("limited"))
 _TEXT: Final = m.SimpleString("'limited'") | m.SimpleString('"limited"')
-_GETS_LIMITED: Final = m.Call(m.Name("getattr"), [m.Arg(_OF_REQUEST), m.Arg(_TEXT), m.ZeroOrMore()])
+_GETS_LIMITED: Final = m.Call(m.Name("getattr"), [m.Arg(), m.Arg(_TEXT), m.ZeroOrMore()])
 _GONE_LINE: Final = m.SimpleStatementLine([m.Expr(m.Name(_GONE))])
 _IMPORT: Final = m.SimpleStatementLine([m.OneOf(m.Import(), m.ImportFrom()), m.ZeroOrMore()])
