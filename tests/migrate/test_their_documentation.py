@@ -67,8 +67,8 @@ def python(text: str) -> list[str]:
     ("read", "name", "preamble", "expected"),
     [
         (distribution, "Flask-Limiter", FLASK, (23, 15, 3, 2)),
-        (page, "fastapi-limiter", PYRATE, (6, 6, 1, 1)),
-        (page, "slowapi", SLOWAPI, (2, 2, 0, 0)),
+        (page, "fastapi-limiter", PYRATE, (6, 6, 2, 1)),
+        (page, "slowapi", SLOWAPI, (2, 2, 2, 0)),
     ],
 )
 def test_their_documentation(

@@ -148,9 +148,8 @@ def _of_request(given: cst.Lambda, *, extra: int, negated: bool) -> Expression:
         raise Left("write it as a function of the request")
     if not extra and (not params or (params[0].default is not None and params[0].name.value != "request")):
         params = [cst.Param(cst.Name("request")), *params]
-    params = [params[0].with_changes(default=None, equal=cst.MaybeSentinel.DEFAULT), *params[1:]]
-    if len(params) == 1:
-        params = [params[0].with_changes(comma=cst.MaybeSentinel.DEFAULT)]
+    first = params[0].with_changes(default=None, equal=cst.MaybeSentinel.DEFAULT)
+    params = [first if params[1:] else first.with_changes(comma=cst.MaybeSentinel.DEFAULT), *params[1:]]
     body = code("not ({body})", body=given.body) if negated else given.body
     space = cst.SimpleWhitespace(" ")
     return given.with_changes(params=given.params.with_changes(params=params), body=body, whitespace_after_lambda=space)

@@ -45,7 +45,7 @@ def rewrite(text: bytes, project: Project) -> tuple[bytes, list[tuple[int, str]]
     names, before = imports(tree), words(module.code)
     theirs = {name for name, dotted in names.items() if roots_of(dotted)}
     taken = bound(symtable(module.code, "", "exec"), {*project.limiters, *theirs}) - theirs
-    site = Site(project, {dotted: name for name, dotted in names.items()}, taken, values(tree))
+    site = Site(project, {dotted: name for name, dotted in names.items()}, taken=taken, values=values(tree))
     rewriter = _Rewriter(site, module.code)
     made = MetadataWrapper(module, unsafe_skip_copy=True).visit(rewriter)
     after = words(made.code)
@@ -236,8 +236,8 @@ class _Rewriter(cst.CSTTransformer):
         made = self._names.get(value)
         maker = self.site.project.factories.get(last(value.func), made) if isinstance(value, cst.Call) else None
         made = maker or self.site.project.limiter(source(value))
-        is_alone = len(updated_node.targets) == 1
-        if is_alone and made == "slowapi.Limiter" and source(target).endswith(".state.limiter"):
+        is_place = source(target).endswith(".state.limiter") and len(updated_node.targets) == 1
+        if is_place and made == "slowapi.Limiter":
             app, there = source(target).removesuffix(".state.limiter"), "sluicegate.{web}.RateLimitMiddleware"
             return cst.Expr(code(f"{app}.add_middleware({self.site.use(there)}, settings={{value}})", value=value))
         mapping, _, key = source(target).rpartition("[")
@@ -283,8 +283,7 @@ class _Rewriter(cst.CSTTransformer):
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
         """Note what a handler of errors calls its error, and what a view with a limit calls its request."""
         if any(_SOFT.search(source(each)) for each in node.decorators):
-            names = [each.name.value for each in node.params.params]
-            self._requests |= {*names[names[:1] == ["self"] :][:1]}
+            self._requests |= {*[each.name.value for each in node.params.params if each.name.value != "self"][:1]}
         if any(_HANDLES.search(source(each)) for each in (*node.decorators, node.params)):
             self._errors |= {each.name.value for each in node.params.params[-1:]}
 
@@ -325,9 +324,8 @@ class _Rewriter(cst.CSTTransformer):
                 self._uses.update(m.findall(node, _ANY))
             case cst.WithItem(item=item):
                 self._blocks.add(item)  # there a limit is no decorator
-            case cst.SimpleStatementLine(body=[cst.Assign() | cst.AnnAssign() as first, *_]):
-                target = first.targets[-1].target if isinstance(first, cst.Assign) else first.target
-                self.site.scopes[:] = [target.value if isinstance(target, cst.Name) else ""]
+            case cst.Assign(targets=[*_, cst.AssignTarget(cst.Name(name))]) | cst.AnnAssign(target=cst.Name(name)):
+                self.site.scopes[:] = [name]
             case _ if hasattr(node, "leading_lines"):
                 self.site.scopes[:] = [""] * isinstance(node, cst.SimpleStatementLine)
         if hasattr(node, "leading_lines"):
@@ -348,9 +346,8 @@ class _Rewriter(cst.CSTTransformer):
         texts = [line for node, text in notes.items() if node in there for line in text.split("\n")]
         above = [*self._leading.get(original_node, ()), *made.leading_lines]
         known = [line.comment.value for line in above if line.comment is not None]
-        if not texts and not any(each.startswith(MARK) for each in known):
-            part = source(_part(made))
-            texts = [note for net, note in self._nets if re.search(net, part)]
+        if not any(each.startswith(MARK) for each in known):
+            texts = texts or [note for net, note in self._nets if re.search(net, source(_part(made)))]
         lines = [f"{MARK}{text}" for text in dict.fromkeys(texts)]
         if isinstance(original_node, (cst.SimpleStatementLine, cst.Decorator)):
             lines += (Counter(_comments(original_node)) - Counter(_comments(made))).elements()
