@@ -178,10 +178,10 @@ def bound(table: SymbolTable, about: Collection[str]) -> set[str]:
 def values(tree: ast.Module) -> set[str]:
     """Return each name that a file assigns, where it is no import, function or lambda anywhere in the file."""
     nodes = [*ast.walk(tree)]
-    stored = {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-    made = {each.name for each in nodes if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))}
     pairs = [pair for each in nodes if isinstance(each, (ast.Assign, ast.AnnAssign)) for pair in _pairs(each)]
-    return stored - made - imports(tree).keys() - {_last(to) for to, value in pairs if isinstance(value, ast.Lambda)}
+    made = {each.name for each in nodes if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    made |= {_last(target) for target, value in pairs if isinstance(value, ast.Lambda)}
+    return {_last(target) for target, _ in pairs} - made - imports(tree).keys()
 
 
 def canonical(name: str) -> str | None:

@@ -122,8 +122,7 @@ class _Rewriter(cst.CSTTransformer):
         return self._named(original_node, updated_node)
 
     def _is_request(self, given: Expression) -> bool:
-        known = source(given) in self._requests or source(given).endswith(".request")
-        return known and self._has("django_ratelimit")
+        return self._has("django_ratelimit") and (last(given) == "request" or source(given) in self._requests)
 
     def _would_refuse(self, request: Expression) -> Expression:
         text = f'getattr({self.site.use("sluicegate.django.decision")}({{request}}), "would_refuse", False)'
