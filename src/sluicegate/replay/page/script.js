@@ -507,7 +507,7 @@ function page() {
       candidates.length ? html("fieldset", { class: "cards" }, html("legend", {}, candidates.length > 1 ? "Candidates: choose one to see it below" : "The candidate"),
         ...candidates.map((each, at) => card(each, words.candidates[at], at, choose))) : null),
     ...[sideBySide(), chosen, whatWasRead()].filter(Boolean),
-    html("footer", {}, `Made by sluicegate replay in ${words.seconds}. This file needs no network. Identities are digests unless the report was made with --show-identities.`));
+    html("footer", {}, `Made by sluicegate replay in ${words.seconds}. This file needs no network. It shows clients as the log has them, or as digests if it was made with --hide-identities.`));
 }
 
 page();
