@@ -36,6 +36,7 @@ import pytest
 from sluicegate import Concurrency, Limiter, ManualClock, address, asgi, identity
 from sluicegate.address import Trust, client_address
 from sluicegate.asgi import AsgiCaller
+from sluicegate.migrate import transform
 from sluicegate.rules import key, response, rule, terms
 from sluicegate.runtime import hidden
 from sluicegate.web import http
@@ -108,6 +109,13 @@ PATTERNS: Final = {
     "migrate.peers:_RATE": Pattern("source of an application", ("match",)),
     "usage:_ITERATIONS": Pattern("the ends of an upstream's body, 20 kB at most", ("sub",)),
     "migrate.transform:_HANDLES": Pattern("source of an application", ("search",)),
+    "migrate.transform:_SOFT": Pattern("source of an application", ("search",)),
+    "migrate.transform:_Rewriter.__init__": Pattern(
+        "source of an application", ("search",), (re.compile(r"block\s*=\s*False"),)
+    ),
+    "migrate.transform:_Rewriter.on_leave": Pattern(
+        "source of an application", ("search",), tuple([re.compile(net) for _, _, net, _ in transform._NETS])
+    ),
     "migrate.transform:_LINE": Pattern("source of an application", ("sub",)),
     "replay.suggest:_LOGIN": Pattern("a route of a log", ("search",)),
     "replay.routes:_WORD": Pattern("a route of a log", ("findall",)),

@@ -461,7 +461,8 @@ _FREES: Final = ("Limiter.exempt", "skip_limiter")
 _STAR: Final = "import each name by itself instead of *, and run the command again: names and settings stay until then"
 _IN_MIDDLEWARE: Final = ("sluicegate.{web}.limit", "sluicegate.fastapi.RateLimit")
 _NOT_CALLED: Final = "it stays where it is not called: write the call, or a limit as a function that returns one"
-_SOFT: Final = re.compile(r"block\s*=\s*False")
+_IS_SOFT: Final = r"block\s*=\s*False"
+_SOFT: Final = re.compile(_IS_SOFT)
 _RENAMED: Final = 'its name is another one here: see the settings under "From another library" in the documentation'
 _UNKNOWN: Final = "if this is a limiter, write it by hand: nothing says what its owner is"
 _SOFTLY: Final = 'write getattr(decision(request), "would_refuse", False), with decision of sluicegate.django'
@@ -471,7 +472,7 @@ _NETS: Final = (  # where these packages are, in a file that has the first text:
     (ROOTS, "", _STARS, _STAR),
     (("flask_limiter", "django_ratelimit", "slowapi"), "", r"[\"']RATELIMIT_", _RENAMED),
     (("flask_limiter", "slowapi"), "", _OWNED, _UNKNOWN),
-    (("django_ratelimit",), _SOFT.pattern, r"\.limited\b|[\"']limited[\"']", _SOFTLY),
+    (("django_ratelimit",), _IS_SOFT, r"\.limited\b|[\"']limited[\"']", _SOFTLY),
 )
 _HANDLES: Final = re.compile("error_?handler|exception_handler|RateLimitExceeded")
 _VERB: Final = m.MatchRegex("route|get|post|put|patch|delete|head|options|api_route")
