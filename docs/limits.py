@@ -1,4 +1,4 @@
-"""Runs the commands of docs/choosing-a-limit.md on a generated log, and writes their output into the page.
+"""Runs the commands of docs/choose-a-limit.md on a generated log, and writes their output into the page.
 
     python -m docs.limits
 
@@ -20,7 +20,7 @@ from docs.pages import DOCS
 from examples.shop_log import Model, write
 from sluicegate.cli.commands import sluicegate
 
-PAGE: Final = DOCS / "choosing-a-limit.md"
+PAGE: Final = DOCS / "choose-a-limit.md"
 BLOCK: Final = re.compile(r"^```text\n\$ (?P<command>sluicegate .*?)\n(?P<output>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

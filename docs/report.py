@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/replay-report.md: the report of the log that docs/choosing-a-limit.md follows, in a real
+"""Draws the pictures of docs/replay-report.md: the report of the log that docs/choose-a-limit.md follows, in a real
 browser.
 
     python -m docs.report

@@ -395,15 +395,15 @@ def modules() -> set[str]:
 
 INNER = {"checks", "binding"}  # of a decision: what adapters read
 TABLES = {  # where → what must stand there, no less and no more
-    ("choosing.md", "The guarantee"): set(ALGORITHMS),
+    ("algorithms.md", "The guarantee"): set(ALGORITHMS),
     ("settings.md", "Settings"): {
         option.name for option in fields(Settings) if option.init and option.name not in ("source", "rules_file")
     },
     ("settings.md", "Rules"): {option.name for option in fields(Rule)},
     ("settings.md", "The decorator"): {"override_defaults"},
-    ("answers.md", "Dialects"): set(DIALECTS),
-    ("answers.md", "What a decision says"): {name for name in vars(sluicegate.Decision) if name[0] != "_"} - INNER,
-    ("failure.md", "Policies"): set(FAILURE_POLICIES),
+    ("response-429.md", "Dialects"): set(DIALECTS),
+    ("response-429.md", "What a decision says"): {name for name in vars(sluicegate.Decision) if name[0] != "_"} - INNER,
+    ("outages.md", "Policies"): set(FAILURE_POLICIES),
     ("testing.md", "Exams"): {name for name in sluicegate.testing.__all__ if name.endswith("Exam")},
     ("testing.md", "Tests that are not about limits"): {
         name for name in sluicegate.testing.__all__ if name.endswith(("Store", "Adapter"))
@@ -435,7 +435,7 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 
 MENTIONED = {  # page → what must be in its text
-    "reference.md": {f"::: sluicegate.{name}\n" for name in sluicegate.__all__ if name not in vars(sluicegate.errors)}
+    "api.md": {f"::: sluicegate.{name}\n" for name in sluicegate.__all__ if name not in vars(sluicegate.errors)}
     | {  # a function of the name of its module: the reference of the package has the module in its place, and drops it
         f"::: sluicegate.{adapter}.{name}.{name}\n"
         for adapter in ("starlette", "flask", "django")

@@ -1,4 +1,4 @@
-"""An incident, as docs/operating.md tells it: a customer is blocked, the server hangs, and a new limit is introduced.
+"""An incident, as docs/monitoring.md tells it: a customer is blocked, the server hangs, and a new limit is introduced.
 The operator has the commands, the status, the log and the metrics, and everything runs on a real server.
 """
 
@@ -27,7 +27,7 @@ from tests.observability.alerts import Samples, alerts, holds, samples
 from tests.servers import valkey_server, wait_until
 
 ROOT = Path(__file__).parent.parent
-STORY = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8").partition("## An incident")[2]
+STORY = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8").partition("## An incident")[2]
 OPENED, CLOSED = "circuit open: store unavailable", "recovered: circuit closed"
 WOULD_REFUSE, REFUSED = "rule 'search' would have refused", "rule 'search' refused"
 CUSTOMER, BOT = "203.0.113.7", "198.51.100.9"

@@ -31,7 +31,7 @@ from tests.servers import Server
 FOLDER = DOCS / "migrating"
 PAGES = sorted(FOLDER.glob("*.md"))
 STORE = "redis://localhost"  # of the page that compares
-COMPARED = DOCS / "behaviours.md"
+COMPARED = DOCS / "compared.md"
 REFUSED = {403: 429}  # django-ratelimit refuses with 403
 
 

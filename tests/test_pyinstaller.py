@@ -42,7 +42,7 @@ print(json.dumps(found))
 
 def documented() -> list[str]:
     """The options of PyInstaller that the documentation has: those of a program with every store."""
-    text = (ROOT / "docs" / "questions.md").read_text("utf-8")
+    text = (ROOT / "docs" / "faq.md").read_text("utf-8")
     return sorted(set(re.findall(r"--(?:hidden-import|collect-\w+) [\w.]+", text)))
 
 

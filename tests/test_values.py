@@ -208,8 +208,8 @@ def test_a_function_that_cannot_be_pickled_is_named() -> None:
 
 
 def public_classes() -> set[Any]:
-    """Every class that docs/reference.md shows: by itself, or as a member of its module."""
-    text = (Path(__file__).parent.parent / "docs" / "reference.md").read_text("utf-8")
+    """Every class that docs/api.md shows: by itself, or as a member of its module."""
+    text = (Path(__file__).parent.parent / "docs" / "api.md").read_text("utf-8")
     shown = [pkgutil.resolve_name(name) for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)]
     members = [getattr(each, name) for each in shown if inspect.ismodule(each) for name in dir(each) if name[0] != "_"]
     found = {each for each in [*shown, *members] if isinstance(each, type) and each.__module__.startswith("sluicegate")}

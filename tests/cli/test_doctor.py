@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from docs import operating
+from docs import monitoring
 from sluicegate import Limiter
 from sluicegate.cli.commands import sluicegate
 from tests.cluster import Cluster
@@ -69,7 +69,7 @@ def test_what_is_printed(valkey: Server) -> None:
 
 
 def test_the_page_shows_what_is_printed() -> None:
-    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^\$ .*sluicegate doctor redis.*\n((?:.*\n)*?)```$", page, re.MULTILINE)
     with valkey_server(*MEMORY) as server:
         with Limiter(server.url) as limiter:
@@ -82,8 +82,8 @@ def test_the_page_shows_what_is_printed() -> None:
 
 
 def test_the_pictures_show_the_page() -> None:
-    """`python -m docs.operating` draws them again."""
-    assert operating.pictures() == {path: path.read_text("utf-8") for path in operating.pictures()}
+    """`python -m docs.monitoring` draws them again."""
+    assert monitoring.pictures() == {path: path.read_text("utf-8") for path in monitoring.pictures()}
 
 
 def words(text: str) -> list[str]:

@@ -6,7 +6,7 @@ from docs import commands
 from sluicegate.cli.commands import COMMANDS
 from tests.servers import valkey_server
 
-# Their output has names of this machine and random ids. docs/overrides.md shows them.
+# Their output has names of this machine and random ids. docs/run-time-changes.md shows them.
 ELSEWHERE = {"override", "shadow", "off", "enforce", "deny", "allow", "history", "rules", "observability"}
 # Its output has a digest that depends on a secret; tests/cli/test_whois.py has it.
 ELSEWHERE |= {"whois"}

@@ -105,7 +105,7 @@ def test_one_frame_of_a_real_application(limiter: Limiter, registry: CollectorRe
     assert found.exit_code == 0, found.output
     assert re.search(r"^reply +- +[\d.]+ ", found.stdout, re.M)
     assert "alice" not in found.output
-    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^\$ sluicegate watch .*\n((?:.*\n)*?)```$", page, re.MULTILINE)
     assert found.stdout.splitlines()[2].split() == shown.splitlines()[2].split()  # the columns
     assert max(map(len, shown.splitlines())) <= 80

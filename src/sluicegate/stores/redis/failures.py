@@ -1,6 +1,6 @@
 """The kinds of failure: what an error reply or a missing reply says, what it concerns, and what to do. One table.
 
-docs/failure.md explains the kinds. Only a failure that concerns a node or the store opens a circuit.
+docs/outages.md explains the kinds. Only a failure that concerns a node or the store opens a circuit.
 """
 
 from __future__ import annotations

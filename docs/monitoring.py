@@ -1,6 +1,6 @@
-"""Draws the pictures of `sluicegate doctor` and `sluicegate watch` from their text in docs/operating.md.
+"""Draws the pictures of `sluicegate doctor` and `sluicegate watch` from their text in docs/monitoring.md.
 
-    python -m docs.operating
+    python -m docs.monitoring
 
 Their figures differ from run to run, so the tests of both commands compare the words of the page with what they print.
 """
@@ -16,7 +16,7 @@ from rich.text import Text
 from docs.commands import picture
 from docs.pages import DOCS
 
-PAGE: Final = DOCS / "operating.md"
+PAGE: Final = DOCS / "monitoring.md"
 COLORS: Final = {
     "green": r"✓",
     "red": r"✗|→.*|^ {16}also.*|^1 wrong",

@@ -1,4 +1,4 @@
-"""docs/behaviours.md: every behaviour has a row, and every test that a row names exists. And the tests of some rows."""
+"""docs/compared.md: every behaviour has a row, and every test that a row names exists. And the tests of some rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.adapters.asgi_client import AsgiClient
 from tests.adapters.wsgi_client import WsgiClient
 from tests.servers import Server
 
-PAGE = DOCS / "behaviours.md"
+PAGE = DOCS / "compared.md"
 ROWS = [  # without a word a row holds
     (number, kind or "holds", here)
     for number, kind, here in re.findall(r"^\| (\d+) \| .+ \| (?:(\w+): )?(.+) \|$", written(PAGE), re.MULTILINE)
