@@ -1,4 +1,4 @@
-"""The pictures and tables of docs/performance*.md, generated from the JSON of a run.
+"""The pictures and tables of docs/performance.md and of bench/README.md, generated from the JSON of a run.
 
     python -m bench.plots [FILE]
 
@@ -20,7 +20,7 @@ from bench.figures import MEASURES, Figure, Spread, by_merit, from_json, ratio
 from bench.report import FRAMEWORKS, GRIDS, budget_rows, markdown, rows
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
-PAGES: Final = tuple(DOCS / f"performance{part}.md" for part in ("", "-requests", "-budgets"))
+PAGES: Final = (DOCS / "performance.md", Path(__file__).parent / "README.md")
 KEPT: Final = DOCS / "assets" / "bench.json"
 MARK: Final = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -140,7 +140,7 @@ def page(text: str, run: dict[str, Any]) -> str:
     """A page, with the text between its marks generated from the run."""
     figures = from_json(run["figures"])
     open_ones = [each for each in verdicts(figures) if not each.met]  # the JSON has all
-    tables = {grid.name: rows(grid, figures) for grid in GRIDS} | {"budgets": budget_rows(open_ones)}
+    tables = {grid.name: rows(grid, figures, on_page=True) for grid in GRIDS} | {"budgets": budget_rows(open_ones)}
     sections = {name: markdown(table) if table else "Not measured." for name, table in tables.items()}
     sections["machine"] = machine(run)
     return MARK.sub(lambda found: f"{found[1]}{sections[found[2]]}\n{found[3]}", text)

@@ -40,6 +40,7 @@ class Column(NamedTuple):
     heading: str
     topic: str
     measure: str
+    on_page: bool = True  # a terminal shows every column
 
 
 class Grid(NamedTuple):
@@ -79,9 +80,9 @@ GRIDS: Final = (
         "one check in memory, µs",
         (
             Column("10,000 by zipf", MEMORY, "time"),
-            Column("one", ONE_KEY, "time"),
+            Column("one", ONE_KEY, "time", on_page=False),
             Column("new", NEW_KEYS, "time"),
-            Column("100,000", "memory, 100,000 identities", "time"),
+            Column("100,000", "memory, 100,000 identities", "time", on_page=False),
             Column("refused", "memory, refused", "time"),
         ),
     ),
@@ -96,11 +97,11 @@ GRIDS: Final = (
         "one check on a server, sync, client and server on one CPU, µs",
         (
             Column("1 rule", ONE_RULE, "time"),
-            Column("of that, the client", ONE_RULE, "client"),
+            Column("of that, the client", ONE_RULE, "client", on_page=False),
             Column("the server", ONE_RULE, "server"),
-            Column("of that, the script", ONE_RULE, "script"),
-            Column("script, half full", HALF_FULL, "script"),
-            Column("2 rules", TWO_RULES, "time"),
+            Column("of that, the script", ONE_RULE, "script", on_page=False),
+            Column("script, half full", HALF_FULL, "script", on_page=False),
+            Column("2 rules", TWO_RULES, "time", on_page=False),
             Column("3 rules", THREE_RULES, "time"),
         ),
     ),
@@ -109,14 +110,20 @@ GRIDS: Final = (
         "checks a second on a server, asyncio",
         (
             *[
-                Column(f"{n} task{'s' * (n > 1)}", f"Redis, asyncio, {n} task{'s' * (n > 1)}", "rate")
+                Column(f"{n} task{'s' * (n > 1)}", f"Redis, asyncio, {n} task{'s' * (n > 1)}", "rate", n in (1, 64))
                 for n in (1, 16, 64, 256)
             ],
-            Column("64 tasks, a second of CPU", TASKS, "pace"),
+            Column("64 tasks, a second of CPU", TASKS, "pace", on_page=False),
         ),
         chief=4,
     ),
     *[_whole(framework) for framework in FRAMEWORKS],
+    Grid(
+        "added",
+        "CPU added to one request, one worker, µs",
+        tuple(Column(framework, framework, "added") for framework in FRAMEWORKS),
+        chief=None,
+    ),
     Grid(
         "requests",
         "CPU added to one request without a server, µs",
@@ -169,20 +176,25 @@ GRIDS: Final = (
 )
 
 
-def rows(grid: Grid, figures: Sequence[Figure]) -> Rows:
-    """The heading and a row for each contender; an empty list if nothing was measured."""
+def rows(grid: Grid, figures: Sequence[Figure], *, on_page: bool = False) -> Rows:
+    """The heading and a row for each contender; an empty list if nothing was measured.
+
+    A page has fewer columns, and neither quartiles nor ratios to the floor: the JSON has them.
+    """
+    columns = [column for column in grid.columns if column.on_page or not on_page]
     known = {(each.topic, each.measure, each.contender): each for each in figures}
-    wanted = {(column.topic, column.measure) for column in grid.columns}
+    wanted = {(column.topic, column.measure) for column in columns}
     names = list(dict.fromkeys(each.contender for each in figures if (each.topic, each.measure) in wanted))
     if not names:
         return []
     chief = None if grid.chief is None else grid.columns[grid.chief]
-    floor = None if chief is None else _floor(chief, known)
-    found: Rows = [["", *[column.heading for column in grid.columns]]]
+    floor = None if chief is None or on_page else _floor(chief, known)
+    found: Rows = [["", *[column.heading for column in columns]]]
     if chief is not None:
         found[0] += [*(["× floor"] if floor is not None else []), "× sluicegate"]
     for name in sorted(names, key=lambda each: _rank(each, known, chief or grid.columns[0])):
-        row = [name, *[_cell(known, column, name, relative=grid.relative) for column in grid.columns]]
+        cells = [_cell(known, column, name, relative=grid.relative) for column in columns]
+        row = [name, *[cell.partition(" (")[0] if on_page else cell for cell in cells]]
         if chief is not None:
             row += _ratios(known, chief, name, floor=floor)
         found.append(row)
