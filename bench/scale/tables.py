@@ -30,7 +30,6 @@ from bench.scale.model import (
     Known,
     Point,
     core,
-    predicted_sizes,
     predictions,
     worst,
 )
@@ -85,11 +84,11 @@ def full(run: Run, topic: str, name: str) -> str:
 
 
 def servers(run: Run) -> str:
-    rows: Rows = [["", "1 rule", "2 rules", "3 rules", "refused, 1 rule", "refused, 3 rules"]]
+    rows: Rows = [["", "1 rule", "3 rules", "refused"]]
     for name in ALGORITHMS:
-        points = [Point(name, rules) for rules in (1, 2, 3)] + [Point(name, rules, refused=True) for rules in (1, 3)]
+        points = [Point(name, rules) for rules in (1, 3)] + [Point(name, 1, refused=True)]
         rows.append([f"`{name}`", *[full(run, each.topic, name) for each in points]])
-    rows.append([f"`{DEFAULT}`, all of one identity", full(run, HOT, DEFAULT), *["–"] * 4])
+    rows.append([f"`{DEFAULT}`, all of one identity", full(run, HOT, DEFAULT), *["–"] * 2])
     table = markdown(rows)
     if "[" not in table:
         return table
@@ -138,24 +137,23 @@ def percent(error: float | None) -> str:
 
 
 def workers(run: Run) -> str:
-    rows: Rows = [["", "CPU, µs", "a core's worth", "server's CPU, µs", "one worker", "two workers"]]
-    one, two = PROCESSES.format(1), PROCESSES.format(2)
+    rows: Rows = [["", "CPU, µs", "a core's worth", "server's CPU, µs"]]
+    one = PROCESSES.format(1)
     for kind in KINDS:
         cpu, server = (run.known.figure(one, kind.name, measure) for measure in ("worker", "server"))
         worth = plain(1e6 / run.known.of(one, kind.name, "worker"))
-        rates = [cell(run.known.quiet(topic, kind.name)) for topic in (one, two)]
-        rows.append([kind.name, cell(cpu, 1), worth, cell(server, 1), *rates])
+        rows.append([kind.name, cell(cpu, 1), worth, cell(server, 1)])
     return markdown(rows)
 
 
 def applications(run: Run) -> str:
     own = 5_000  # µs
-    rows: Rows = [["CPU, µs", "no limiter", "with", "requests/s", "workers for a core", "with 5 ms of their own"]]
+    rows: Rows = [["", "CPU, µs", "requests/s", "workers for a core", "with 5 ms of their own"]]
     carried = SHARE * run.core.rate()
     for name, cpu in run.apps.items():
         ours = cpu["sluicegate Redis"]
         needed = [f"{ceil(carried * us / 1e6)}" for us in (ours, ours + own)]
-        rows.append([name, plain(cpu["no limiter"]), plain(ours), plain(1e6 / ours), *needed])
+        rows.append([name, plain(ours), plain(1e6 / ours), *needed])
     return markdown(rows) if run.apps else "Not measured."
 
 
@@ -185,13 +183,10 @@ def hot(run: Run) -> str:
 
 
 def sizes(run: Run) -> str:
-    predicted = {each.what: each for each in predicted_sizes(run.known)}
-    rows: Rows = [["10/minute", "measured with", "bytes each", "a million", "a hundred million", "from a tenth"]]
+    rows: Rows = [["10/minute", "bytes each", "a hundred million"]]
     for size in SIZES:
-        many, each = run.known.steps(size)[-1]
-        error = percent(predicted[size.topic].error) if size.topic in predicted else "–"
-        label = f"{size.name}, {size.server}"
-        rows.append([label, f"{many:,}", f"{each:.0f}", _bytes(1e6 * each), _bytes(HUNDRED_MILLION * each), error])
+        (_, each) = run.known.steps(size)[-1]
+        rows.append([f"{size.name}, {size.server}", f"{each:.0f}", _bytes(HUNDRED_MILLION * each)])
     return markdown(rows)
 
 
