@@ -1,4 +1,4 @@
-"""The pages about migrating: each table has every public name of the library, and each snippet behaves as theirs does.
+"""The pages about migrating: the lists have every public name of the library, and each snippet behaves as theirs does.
 The page that compares: all applications on it do the same, and ours need few lines.
 
 The libraries are the dependency group `peers`. Where one is not installed, its tests are skipped.
@@ -115,9 +115,8 @@ def rest_framework() -> dict[str, set[str]]:
     defaults = import_module("rest_framework.settings").DEFAULTS
     kinds = own("rest_framework.throttling")
     return {
-        "Classes": kinds,
-        "Members of a class": {"rate"}.union(*[members(getattr(throttling, kind)) for kind in kinds]),
-        "Views and settings": {name for name in defaults if "THROTTLE" in name or name == "NUM_PROXIES"}
+        "Names": {*kinds, "rate"}.union(*[members(getattr(throttling, kind)) for kind in kinds])
+        | {name for name in defaults if "THROTTLE" in name or name == "NUM_PROXIES"}
         | {name for name in dir(views.APIView) if "throttle" in name}
         | {"throttle_scope", "throttled"},
     }
@@ -146,20 +145,21 @@ PEERS: dict[str, Callable[[], dict[str, set[str]]]] = {
 }
 
 
-def rows(page: str, heading: str) -> set[str]:
-    """The code in the first column of the table under a heading."""
+def listed(page: str, heading: str) -> set[str]:
+    """The names at the beginning of the bullets under a heading: those of the library, before theirs here."""
     (section,) = re.findall(
         rf"^## {heading}$(.*?)(?=^## |\Z)", written(FOLDER / f"{page}.md"), re.MULTILINE | re.DOTALL
     )
-    first = [row.split("|")[1] for row in re.findall(r"^\|.*\|$", section, re.MULTILINE)[2:]]
-    return {word for cell in first for word in re.findall(r"`([^`]+)`", cell)}
+    names = re.findall(r"^- ((?:`[^`]+`,?\s+)*`[^`]+`):\s", section, re.MULTILINE)
+    assert len(names) == len(re.findall(r"^- ", section, re.MULTILINE))
+    return {word for each in names for word in re.findall(r"`([^`]+)`", each)}
 
 
 @pytest.mark.parametrize("page", PEERS)
-def test_every_public_name_has_a_row(page: str) -> None:
+def test_every_public_name_is_listed(page: str) -> None:
     pytest.importorskip(PEERS[page].__name__)
     for heading, names in PEERS[page]().items():
-        assert rows(page, heading) == names, heading
+        assert listed(page, heading) == names, heading
 
 
 def test_every_page_has_a_test() -> None:
