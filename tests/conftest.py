@@ -30,11 +30,12 @@ STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sys
 CLUSTERS = {"valkey": "cluster", "redis6": "redis6_cluster", "named": "named_cluster"}  # by their servers
 
 
+ROWS = 4  # of each table --fast runs so many, from all its length
 RERUNS = 5  # so many tests of one run may pass only when they run again
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="skip what starts a process or a server, and what is slow")
+    parser.addoption("--fast", action="store_true", help="a few cases of each test that starts nothing and is not slow")
     parser.addoption("--matrix", action="store_true", help="run the matrices whole; without it a sample of them runs")
 
 
@@ -63,13 +64,16 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--matrix"):
-        config.hook.pytest_deselected(items=[item for item in items if "matrix" in item.keywords])
-        items[:] = [item for item in items if "matrix" not in item.keywords]
+    kept = [item for item in items if config.getoption("--matrix") or "matrix" not in item.keywords]
     if config.getoption("--fast"):
-        for item in items:
+        tables: dict[str, list[pytest.Item]] = {}
+        for item in kept:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="--fast: it is slow"))
+            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        kept = [item for rows in tables.values() for item in rows[:: -(-len(rows) // ROWS)]]
+    config.hook.pytest_deselected(items=list(set(items).difference(kept)))
+    items[:] = kept
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -122,6 +122,7 @@ def _of_anthropic(package: Any, port: int) -> Any:
     return lambda: client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "make"), [("openai", _of_openai), ("anthropic", _of_anthropic)])
 def test_the_clients_wait_as_long_as_we_say(name: str, make: Any) -> None:
     package, port = pytest.importorskip(name), free_port()

@@ -171,6 +171,7 @@ def test_a_mark_and_a_charge_are_refused_where_their_rule_is_bound(option: str) 
         Gate(Settings(), awaits_answers=True).bind_rule(mark.rule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", UNSEEN)
 def test_the_error_of_a_request_is_the_same_and_no_coroutine_is_left(option: str, name: str) -> None:
@@ -200,6 +201,7 @@ def test_a_predicate_of_the_response_is_seen_when_the_rule_is_made(option: str, 
     assert str(caught.value).startswith(f"rule 'r': {option} '{called}': an async function; give a plain function")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["charge_when", "refund_when"])
 @pytest.mark.parametrize("name", UNSEEN)
 def test_a_predicate_that_hides_it_is_logged_and_the_charge_stays(
@@ -225,6 +227,7 @@ def test_on_denied_and_on_store_change_are_seen_at_start_up(name: str) -> None:
         Settings(on_store_change=function)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNSEEN)
 def test_on_denied_that_hides_it_says_the_same_with_the_refusal(name: str) -> None:
     function, called = UNSEEN[name]

@@ -163,6 +163,7 @@ def test_budget_rows() -> None:
     assert markdown(table).splitlines()[-1] == "| import | ≤ 6 µs | 5.00 | met |"
 
 
+@pytest.mark.slow
 def test_a_race_takes_turns_and_drops_a_contender_that_fails() -> None:
     messages: list[str] = []
     order: list[str] = []

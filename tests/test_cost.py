@@ -42,6 +42,7 @@ async def used_async(response: Ended) -> int:
     return 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "problem", "expected"),
     [
@@ -287,6 +288,7 @@ def test_a_wrong_cost_is_logged_once_a_minute(
         assert len(caplog.records) == 2 * len(lines)
 
 
+@pytest.mark.slow
 def test_a_cost_that_must_be_awaited_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
     assert asyncio.run(statuses(Rule(name=uuid4().hex, quota="9/day", cost_after=awaited), 2)) == [200, 200]
     assert "cost_after failed" in caplog.records[-1].getMessage()

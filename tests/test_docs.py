@@ -504,6 +504,7 @@ def test_examples_in_docstrings_run(name: str) -> None:
         check(test)
 
 
+@pytest.mark.slow
 def test_the_picture_is_what_the_algorithms_do() -> None:
     """`python docs/pictures.py` draws it again."""
     most = {(run.algorithm, str(run.quota)): run.most for run in (pictures.play(*case) for case in pictures.CASES)}

@@ -375,12 +375,14 @@ def faults(rule: Rule, over: list[Module]) -> str:
     return "\n".join(f"{module.path}:{fault}" for module in over for fault in rule(module))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_house_keeps(rule: Rule) -> None:
     found = faults(rule, SOURCE)
     assert not found, f"\n{found}"
 
 
+@pytest.mark.slow
 def test_no_test_sleeps() -> None:
     found = faults(never_sleeps, [module for module in modules(ROOT / "tests") if "sleep" in module.text])
     assert not found, f"\n{found}"

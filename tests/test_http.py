@@ -389,6 +389,7 @@ def test_text_for_browsers(decision: Decision) -> None:
     assert answer.body.decode().endswith(".\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 @given(wait=st.integers(1, 10**10), epoch=st.integers(10**15, 2 * 10**15))
 def test_a_cached_response_has_the_same_fields(dialect: str, wait: int, epoch: int) -> None:
@@ -420,6 +421,7 @@ def refusals(draw: Any) -> Decision:
     return Decision(False, tuple(checks), tuple(outcomes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", [None, *DIALECTS])
 @given(decision=refusals(), epoch=st.integers(10**15, 2 * 10**15), accept=st.sampled_from(["", "*/*", "text/html"]))
 def test_a_cached_refusal_is_the_one_that_would_be_made_now(
@@ -446,6 +448,7 @@ HEADERS = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", [None, *DIALECTS])
 @given(
     decision=refusals(), allowed=st.booleans(), headers=HEADERS, status=st.sampled_from([101, 200, 204, 301, 404, 429])

@@ -242,6 +242,7 @@ def test_twice_is_once(text: str) -> None:
     assert len(once) <= 512
 
 
+@pytest.mark.slow
 def test_twice_is_once_for_every_character_there_is() -> None:
     touched = [
         each

@@ -33,6 +33,7 @@ def circle(arrows: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_no_module_imports_in_a_circle() -> None:
     # A module may import its own package by name; the package's __init__ then does not import that module.
     assert not circle(graph())
@@ -43,6 +44,7 @@ def test_a_circle_is_found(arrows: dict[str, set[str]], *, found: bool) -> None:
     assert bool(circle(arrows)) is found
 
 
+@pytest.mark.slow
 def test_folders_have_few_arrows_between_them() -> None:
     def folder(name: str) -> str:
         return name.partition(".")[0]
@@ -51,6 +53,7 @@ def test_folders_have_few_arrows_between_them() -> None:
     assert len({(one, other) for one, other in arrows if one != other}) <= MOST_ARROWS
 
 
+@pytest.mark.slow
 def test_the_picture_shows_the_current_imports() -> None:
     """`python -m docs.imports` draws it again."""
     assert imports.PICTURE.read_text(encoding="utf-8") == imports.draw()

@@ -46,6 +46,7 @@ def documented() -> list[str]:
     return sorted(set(re.findall(r"--(?:hidden-import|collect-\w+) [\w.]+", text)))
 
 
+@pytest.mark.slow
 def test_every_import_by_name_is_known() -> None:
     found = {
         module.name

@@ -259,6 +259,7 @@ class Counting:
         self.forget, self.close = inside.forget, inside.close
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_separated_is_an_error_when_it_is_used(clock: ManualClock) -> None:
     with pytest.raises(ConfigurationError, match="it has no method `separate`"):
         Limiter(Counting(), on_store_failure="allow").hit("1/day", "alice")

@@ -221,6 +221,7 @@ def test_a_store_checks_every_tier_at_start_up(gate: Any) -> None:
 # What a request may make of them
 
 
+@pytest.mark.slow
 def test_texts_that_are_made_for_each_request_fill_no_memory() -> None:
     gate, numbers = Gate(settings(store="memory://?max_keys=10")), iter(range(1, 10**9))
     mark = make_mark(lambda visitor: visitor.path)
@@ -233,6 +234,7 @@ def test_texts_that_are_made_for_each_request_fill_no_memory() -> None:
         assert info.currsize <= info.maxsize
 
 
+@pytest.mark.slow
 def test_new_identities_in_a_full_store_have_a_fixed_number_of_budgets() -> None:
     store = MemoryStore(max_keys=1, clock=ManualClock())
     one = make_terms("one", (Quota(1, 60),), algorithm="gcra")[0]

@@ -78,6 +78,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("view", [answers, streams, fails, refuses, waits, talks])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])

@@ -315,6 +315,7 @@ class Counting:
         return self._pattern.match(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Route, APIRoute])
 @pytest.mark.parametrize(
     ("path", "expect"), [("/a/0", 1), ("/a/199", 1), ("/a/200", 0), ("/199", 0)], ids=["first", "last", "no", "plain"]

@@ -767,6 +767,7 @@ def test_an_async_operation_with_async_receivers_and_charges_that_wait_for_the_r
 # ---- events ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("middleware", [(OURS,), ()], ids=["middleware", "alone"])
 @pytest.mark.parametrize("kind", ["drf", "ninja"])
 def test_throttles_give_one_event_for_each_decision(kind: str, middleware: Any, *, asgi: bool) -> None:

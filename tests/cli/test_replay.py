@@ -38,6 +38,7 @@ def test_it_says_whom_a_rule_refuses(log: str) -> None:
     assert "203.0.113.7" not in run(log, "--rule", "2/minute", "--hide-identities").output
 
 
+@pytest.mark.slow
 def test_candidates_are_compared(log: str, tmp_path: Path) -> None:
     rules = tmp_path / "limits.toml"
     rules.write_text('[sluicegate]\nkey = "ip"\ndefault_limits = ["3/minute"]\n')

@@ -31,6 +31,7 @@ def shown(result: Result, *, width: int = 80, encoding: str = "utf-8") -> str:
     return out.getvalue().decode(encoding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("made", RESULTS, ids=lambda each: each.__name__)

@@ -46,6 +46,7 @@ def run(*words: str) -> Result:
     return done
 
 
+@pytest.mark.slow
 def test_it_says_which_limit_stops_the_attack(log: str) -> None:
     done = run(log, *ON)
     assert "Stops 99." in done.output
@@ -57,6 +58,7 @@ def test_it_says_which_limit_stops_the_attack(log: str) -> None:
     assert f'quota = "{found["quota"]}"' in done.output
 
 
+@pytest.mark.slow
 def test_the_toml_is_settings_in_shadow(log: str, tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text(run(log, "--toml").stdout)
@@ -66,6 +68,7 @@ def test_the_toml_is_settings_in_shadow(log: str, tmp_path: Path) -> None:
     assert {rule.mode for rule in rules} == {"shadow"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "written"),
     [("user", "user"), ("header:X-Team, ip", ("header:X-Team", "ip")), ("path:1", "user"), ("json:loads", json.loads)],
@@ -81,6 +84,7 @@ def test_the_key_is_that_of_settings(log: str, tmp_path: Path, key: str, written
     assert ("give the key of your application" in path.read_text()) == (key == "path:1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "rules"), [(ON, 1), ((), 3)])
 def test_the_page_replays_what_is_suggested(log: str, tmp_path: Path, groups: tuple[str, ...], rules: int) -> None:
     """Each rule is a candidate with its neighbours, and refuses as many people as the suggestion says."""
@@ -123,6 +127,7 @@ BODIES = {"starlette": "return Answer('in')", "flask": "return 'in'", "django": 
 ANSWERS = {"starlette": PlainTextResponse, "flask": None, "django": HttpResponse}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", [starlette, flask, django])
 def test_the_decorators_run(log: str, ask: Callable[[Any], int]) -> None:
     """Enforced, they refuse what is above the limit."""
@@ -135,6 +140,7 @@ def test_the_decorators_run(log: str, ask: Callable[[Any], int]) -> None:
     assert ask(names["login"]) == 200
 
 
+@pytest.mark.slow
 def test_decorators_of_all_groups_are_code(log: str) -> None:
     found = suggest(Log([log]))
     for name in FRAMEWORKS:
@@ -172,6 +178,7 @@ def test_unreadable_lines_are_named_and_strict_stops(log: str, tmp_path: Path) -
     assert run(str(path), "--strict").exit_code == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "says"),
     [
@@ -191,6 +198,7 @@ def test_without_a_rule_it_says_what_there_is_instead(log: str, group: str, says
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "whose"), [("user", "users"), ("header:X-Team, user", "header:X-Team or user")])
 def test_a_log_without_users_gives_no_rule_by_user(log: str, key: str, whose: str, tmp_path: Path) -> None:
     """Its requests are counted by address, of which the figures are."""
@@ -212,6 +220,7 @@ def test_a_log_without_users_gives_no_rule_by_user(log: str, key: str, whose: st
     assert "[sluicegate]" in run(str(path), "--by", "ip").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("suggest",), ("replay", "--rule", "1/minute")])
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_no_request_is_left(log: str, command: tuple[str, ...], form: tuple[str, ...], tmp_path: Path) -> None:

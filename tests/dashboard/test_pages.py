@@ -498,6 +498,7 @@ def sized(reply: Reply) -> int:
     return len(reply.body)
 
 
+@pytest.mark.slow
 def test_pages_stay_small_with_ten_thousand_overrides(make: Make) -> None:
     made = make(writable=True)
     store: Any = made.dashboard._store
@@ -515,6 +516,7 @@ def test_pages_stay_small_with_ten_thousand_overrides(make: Make) -> None:
     assert "9,995 more" in page  # of the change in the history
 
 
+@pytest.mark.slow
 def test_pages_stay_small_with_ten_thousand_bans(make: Make) -> None:
     made = make()
     made.ask(times=5)

@@ -186,6 +186,7 @@ def test_cve_2026_25480_normalised_and_joined_keys_collide(one: Any, other: Any)
     assert digest(identity_text(one)) != digest(identity_text(other))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["ip", "user", "header:X-API-Key"])
 def test_cve_2026_28461_a_query_string_mints_keys(key: str) -> None:
     """CVE-2026-28461 (OpenClaw): no named key reads the query; what a client does mint is bounded."""

@@ -101,6 +101,7 @@ async def _answer(key: ReadyKey, caller: FuzzCaller) -> str:
     return str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*SG10[23]")
 @pytest.mark.parametrize("kind", KEYS)
 @given(CALLERS, st.sampled_from(TRUSTS))
@@ -137,6 +138,7 @@ PATTERNS: Final = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda ready: str(ready.rule.path))
 @given(TEXTS)
 @example("/" + "a/" * 40_000)

@@ -489,6 +489,7 @@ def test_every_pattern_and_every_loop_has_its_row() -> None:
     assert not found, "\n" + "\n".join(dict.fromkeys(found))
 
 
+@pytest.mark.slow
 def test_every_row_has_its_pattern_or_its_loop() -> None:
     patterns = {found.row for module in RUNNING for found in patterns_in(module)}
     loops = {found.row for module in RUNNING for found in loops_in(module)}
@@ -496,6 +497,7 @@ def test_every_row_has_its_pattern_or_its_loop() -> None:
     assert not stale + [row for row in ASIDE if not any(fnmatchcase(loop, row) for loop in loops)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [row for row in PATTERNS if row.rpartition(":")[2].isupper()])
 def test_a_pattern_is_read_as_its_row_says(row: str) -> None:
     home, _, name = row.partition(":")
@@ -582,6 +584,7 @@ def test_a_pattern_works_in_proportion_to_its_text(row: str) -> None:
                 assert not found, f"{text!r} by {method}: {found}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pattern", "method"),
     [

@@ -87,6 +87,7 @@ def test_the_answers_stay_the_same(files: dict[str, str], tmp_path: Path) -> Non
     assert any(each.diff for each in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [*applications()])
 def test_nothing_is_lost_and_a_second_run_changes_nothing(files: dict[str, str], tmp_path: Path) -> None:
     folder = written(tmp_path / "ours", files)
@@ -425,6 +426,7 @@ def test_what_is_no_limiter_of_the_library_stays(tmp_path: Path) -> None:
     assert [each.path.name for each in found if each.diff] == ["limiting.py", "shop.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [*applications()])
 def test_a_run_that_ended_in_the_middle_is_finished_by_another_one(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def narrowness(override: Override) -> tuple[int, int, bool]:
     return level, len(override.pattern or ""), override.rule != "*"
 
 
+@pytest.mark.slow
 @given(st.data(), st.booleans())
 def test_the_narrowest_holds(data: st.DataObject, sealed: bool) -> None:
     text = seal if sealed else str

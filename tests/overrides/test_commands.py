@@ -84,6 +84,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_said_before_anything_is_shown(operate: Operate, case: str) -> None:
     words, says = WRONG[case]

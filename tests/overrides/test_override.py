@@ -165,6 +165,7 @@ def test_a_document_and_an_entry_are_read_as_they_were_written(held: list[Overri
     assert Entry.of(entry.text()) == entry
 
 
+@pytest.mark.slow
 @given(SETS, SETS)
 def test_different_sets_begin_differently(one: list[Override], other: list[Override]) -> None:
     first, second = (Document(1, tuple(held)).text() for held in (one, other))

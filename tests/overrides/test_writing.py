@@ -119,6 +119,7 @@ def test_the_last_thousand_changes_are_kept(office: Office) -> None:
     assert len(office.history(HISTORY + 5)) == HISTORY
 
 
+@pytest.mark.slow
 def test_the_history_has_a_size(office: Office) -> None:
     """The last change is kept whatever its size, so that it can be undone."""
     many = [f"{number}" for number in range(5_000)]  # 125 KB

@@ -88,6 +88,7 @@ ways = st.fixed_dictionaries(
 hops = st.one_of(st.none(), address_texts, st.tuples(address_texts, address_texts).map("{0[0]}, {0[1]}".format))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(address_texts, hops), min_size=1, max_size=30), ways, st.sampled_from(["ip", "user ip"]))
 def test_an_identity_is_that_of_the_gate(pairs: list[Any], options: dict[str, Any], keys: str) -> None:
     """Whether its text is made of a column or by the key's own function."""
@@ -100,6 +101,7 @@ def test_an_identity_is_that_of_the_gate(pairs: list[Any], options: dict[str, An
         assert ready.identify(frame).to_list() == [ready.text_of(ready.request(row, seen)) for row in frame.rows()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @given(traffic, st.one_of(quotas, st.just("201 per 7 seconds")), st.sampled_from([1, 1, 2, 67, 100, "cost"]))
 def test_a_plain_rule_decides_as_a_limiter(algorithm: Any, traffic: pl.DataFrame, quota: str, cost: Any) -> None:
@@ -207,6 +209,7 @@ class Served:
         return True, None
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(traffic, rules, others)
 @pytest.mark.filterwarnings("ignore::sluicegate.SluicegateWarning")
@@ -231,6 +234,7 @@ PLAIN: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(traffic, rules)
 @pytest.mark.filterwarnings("ignore::sluicegate.SluicegateWarning")
@@ -343,6 +347,7 @@ def ask_flask(given: dict[str, Any], clock: ManualClock) -> Any:
     return ask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [ask_starlette, ask_flask])
 @settings(max_examples=25)
 @given(st.lists(rows.map(lambda row: (*row[:2], None, None, *row[4:8], 0)), min_size=10, max_size=80).map(frame))

@@ -83,6 +83,7 @@ def test_what_is_no_text_is_named(packed: Callable[[bytes], bytes], name: str, t
         list(Log([path]).frames(()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [gzip.compress, zstandard.compress])
 @pytest.mark.parametrize(
     ("change", "reason"), [(lambda data: data[:-9], "ends too early"), (lambda data: data + b"?garbage", "is damaged")]
@@ -112,6 +113,7 @@ def test_rotated_files_are_read_in_the_order_of_time(tmp_path: Path) -> None:
     assert [name for _, name in log.read.formats] == ["common"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [1, 3])
 def test_lines_out_of_order_within_the_window_are_sorted(
     files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -139,6 +141,7 @@ def as_documented(seconds: Sequence[int], window: int) -> tuple[list[int], int]:
     return sorted(found), late
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chunk", "rows", "most"), [(80, 3, 90), (500, 10, 90), (4 << 20, 100_000, 90), (500, 7, 5)])
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -220,6 +223,7 @@ def test_hostile_files_are_read(
         assert data.split(b"\n")[number - 1][:1].decode("latin-1") in {text[:1], "\0"}
 
 
+@pytest.mark.slow
 def test_a_bomb_is_read_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "access.log.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:

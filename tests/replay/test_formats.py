@@ -261,6 +261,7 @@ def test_a_line_of_the_format_is_read(sample: Sample, tmp_path: Path) -> None:
     assert (row["time"], {name: row[name] for name in sample.values}) == (micro(sample.time), sample.values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_format_is_recognised_whatever_the_files_before_have(seed: int, tmp_path: Path) -> None:
     """Each file begins with the format of the one before, which must not win from a more special one."""

@@ -168,6 +168,7 @@ GOOD = '192.0.2.1 - - [10/Oct/2026:13:00:00 +0000] "GET / HTTP/1.1" 200 5\n'
 UVICORN = 'INFO:     9.8.7.6:5000 - "GET /alice HTTP/1.1" 200 OK\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [GOOD + SECRET, SECRET, UVICORN], ids=["a line", "no line fits", "no time"])
 @pytest.mark.parametrize("options", [(), ("--strict",)], ids=["", "strict"])
 @pytest.mark.parametrize("command", ["replay", "suggest"])

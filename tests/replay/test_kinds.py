@@ -38,6 +38,7 @@ def told(frame: pl.DataFrame, resolution: int = SECOND) -> Kinds:
     return figures.kinds(sees_assets=sees_assets(*loading([rows])), resolution=resolution)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "resolution"), [(1, 1), (2, SECOND), (3, SECOND)])
 def test_the_model_is_told_apart(seed: int, resolution: int) -> None:
     """Every program of the model is one here, and no person. The office is many people."""
@@ -168,6 +169,7 @@ def test_assets_say_nothing_if_most_do_not_load_them() -> None:
     assert not sees_assets(*loading([frame.with_columns(asset=is_asset(), program=is_program())]))
 
 
+@pytest.mark.slow
 def test_what_the_log_lacks_is_said() -> None:
     """Without statuses, agents and assets fewer signs are left, and none of them accuses a person."""
     traffic = pl.concat(frames(Model(visitors=60, office=20))).filter(~is_asset())

@@ -16,6 +16,7 @@ from tests.replay.shop import frames
 SMALL = Model(visitors=40, office=10)
 
 
+@pytest.mark.slow
 def test_the_same_model_gives_the_same_log(tmp_path: Path) -> None:
     """Documentation shows figures of it."""
     lines = write(SMALL, tmp_path / "access.log")
@@ -29,6 +30,7 @@ def test_a_log_has_the_size_that_was_asked_for(tmp_path: Path) -> None:
     assert 3_000_000 <= (tmp_path / "access.log").stat().st_size < 3_001_000
 
 
+@pytest.mark.slow
 def test_frames_are_sorted_whole_days_of_the_columns_and_the_truth() -> None:
     found = list(frames(SMALL))
     start = int(SMALL.start.timestamp()) * 1_000_000
@@ -39,6 +41,7 @@ def test_frames_are_sorted_whole_days_of_the_columns_and_the_truth() -> None:
     assert set(pl.concat(found)["kind"]) == {"human", "office", "client", "storm", "crawler", "scraper", "attack"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [Model(visitors=40, office=10, attack=9, distributed=50, storm=False), SMALL])
 def test_people_do_the_same_whoever_else_is_there(other: Model) -> None:
     people, same = (
@@ -49,6 +52,7 @@ def test_people_do_the_same_whoever_else_is_there(other: Model) -> None:
     assert people["time"].min() != people["time"].max()
 
 
+@pytest.mark.slow
 def test_passwords_are_tried_only_by_those_who_attack() -> None:
     """People mistype as well, but seldom."""
     failed = pl.concat(frames(Model(distributed=30))).filter(path=LOGIN, status=401)

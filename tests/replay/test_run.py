@@ -63,6 +63,7 @@ def run(given: list[pl.DataFrame], **options: Any) -> Result:
     return replay(Given(given), candidates, clock=ManualClock(), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "large"), [(1, 10**6), (1, 300), (2, 300)])
 def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processes: int, large: int) -> None:
     """Not even the files that they leave: there are none. The number of partitions follows the log. Identities with
@@ -118,6 +119,7 @@ class Faulty(Work):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "name", "fault", "message"),
     [
@@ -139,6 +141,7 @@ def test_a_replay_that_cannot_go_on_says_so_and_leaves_nothing(
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_decisions() -> None:
     whole = traffic()
     result = run([whole])
@@ -191,6 +194,7 @@ def test_candidates_that_share_points_have_the_curves_of_each_alone() -> None:
     assert [each.curves for each in together] == [replay(log, [one]).candidates[0].curves for one in candidates]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("texts", "why"),
     [
@@ -270,6 +274,7 @@ def pasted_decorators(texts: dict[str, str], _: Path) -> Candidate:
     return Candidate("pasted", Settings(key="ip", rules=rules))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pasted", [pasted_toml, pasted_decorators])
 @pytest.mark.parametrize(
     "texts",
@@ -300,6 +305,7 @@ def test_what_cannot_be_copied_is_named() -> None:
         assert "# The log's key is path:2: give the key of your application" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("large", "processes"), [(10**6, 1), (1_000, 1), (10**6, 2)])
 def test_the_refused_are_called_what_suggest_calls_them(
     monkeypatch: pytest.MonkeyPatch, large: int, processes: int

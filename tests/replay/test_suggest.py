@@ -41,6 +41,7 @@ def only(frame: pl.DataFrame, share: float = 0.001) -> Suggestion:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_it_stops_the_attack_and_refuses_no_person(seed: int) -> None:
     """Its own figures are those of the truth, which it does not see."""
@@ -56,6 +57,7 @@ def test_it_stops_the_attack_and_refuses_no_person(seed: int) -> None:
     assert found.verdict.startswith("Stops 99.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_it_says_that_no_limit_stops_a_distributed_attack(seed: int) -> None:
     found = only(traffic(replace(DISTRIBUTED, seed=seed)))
@@ -67,6 +69,7 @@ def test_it_says_that_no_limit_stops_a_distributed_attack(seed: int) -> None:
     assert all(limit.stopped < 0.1 and limit.people == 0 for limit in found.limits)
 
 
+@pytest.mark.slow
 def test_it_does_not_lock_an_office_out() -> None:
     """An office whose images are not in the log still signs in, and a limit is never below what a person needs."""
     office = (pl.col("kind") == "office") & is_asset()
@@ -81,6 +84,7 @@ def test_it_does_not_lock_an_office_out() -> None:
         assert all(limit.limit >= max(floor[limit.period], MARGIN * limit.exact) for limit in each.limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "agent", "is_check"),
     [(200, None, True), (503, None, False), (503, "kube-probe/1.30", True), (404, "kube-probe/1.30", False)],
@@ -104,6 +108,7 @@ def test_a_health_check_is_named_where_a_rule_refuses_it(status: int, agent: str
     assert attacker.agent == visits.filter(kind="attack")["agent"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "large"), [(1, 10**6), (1, 500), (2, 10**6)])
 def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, processes: int, large: int) -> None:
     """Nor pieces: the office, the programs and the attack have more rows than 500."""
@@ -117,6 +122,7 @@ def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, processes: i
     assert found == expected
 
 
+@pytest.mark.slow
 def test_routes_with_many_requests_are_counted_however_many_others_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suggest_module, "MOST", 50)
     frame = traffic(ATTACK).head(20_000)
@@ -130,12 +136,14 @@ def test_routes_with_many_requests_are_counted_however_many_others_there_are(mon
     assert "items" in {each.name for each in suggested(both).suggestions}
 
 
+@pytest.mark.slow
 def test_few_people_and_few_days_are_a_warning() -> None:
     few, many = (only(traffic(ATTACK).filter(rows)) for rows in (pl.col("actor") == "human-2", True))
     assert few.warning.startswith("Taken from only 1 person: ")
     assert many.warning == ""
 
 
+@pytest.mark.slow
 def test_a_limit_does_what_peaks_say() -> None:
     """Of every group and period: the exact limit refuses nobody, and the next smaller one does."""
     frame = traffic(ATTACK)
@@ -154,6 +162,7 @@ def test_a_limit_does_what_peaks_say() -> None:
     assert frame.filter(~smaller & pl.col("kind").is_in(PEOPLE)).height > 0
 
 
+@pytest.mark.slow
 def test_limits_fall_as_the_share_grows() -> None:
     frame = traffic(ATTACK).filter(pl.col("kind") != "scraper")
     by_share = [only(frame, share) for share in (0, 0.001, 0.01, 0.1, 0.3, 1)]
@@ -163,6 +172,7 @@ def test_limits_fall_as_the_share_grows() -> None:
     assert by_share[-1].limits[0].exact == 1
 
 
+@pytest.mark.slow
 def test_a_key_by_user_does_not_know_offices() -> None:
     """The office sets the limits by address. By user, the limit is that of one person."""
     by_ip, by_user = (suggested(traffic(ATTACK), "/items/*", key=key).suggestions[0] for key in ("ip", "user"))
@@ -202,6 +212,7 @@ def test_logs_of_one_kind(kinds: tuple[str, ...], verdict: str) -> None:
     assert bool(found.limits) == bool(found.identities)
 
 
+@pytest.mark.slow
 def test_no_two_rules_count_the_same_requests_of_a_route() -> None:
     """Issue 26: the page of a login, and the login itself."""
     frame = traffic(ATTACK)

@@ -307,6 +307,7 @@ def registered() -> int:
     return len(fork._Process.owners)
 
 
+@pytest.mark.slow
 def test_objects_are_registered_weakly() -> None:
     gc.collect()
     before = registered()
@@ -341,6 +342,7 @@ NOT_RENEWED = {
 }
 
 
+@pytest.mark.slow
 def test_every_class_with_a_lock_renews_it() -> None:
     found = {name: names for module in SOURCE for name, names in classes_with_locks(module)}
     assert {name for name, names in found.items() if "after_fork" not in names} == set(NOT_RENEWED)

@@ -280,6 +280,7 @@ def test_a_server_that_is_slow_for_one_command_answers_those_with_time_left(benc
     assert peer.closed, "a connection was kept that had missed a deadline"
 
 
+@pytest.mark.slow
 def test_a_store_that_is_dropped_closes_its_connections(bench: Bench) -> None:
     peer = bench.connected()
     bench.driver = bench.servers.driver()

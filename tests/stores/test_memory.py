@@ -98,6 +98,7 @@ def test_a_user_of_the_shared_budget_keeps_it(clock: ManualClock, algorithm: str
     assert hit("user", 4)
 
 
+@pytest.mark.slow
 def test_users_of_shared_budgets_are_bounded(clock: ManualClock) -> None:
     store = MemoryStore(max_keys=1, clock=clock)
     hit = hitter(store, "fixed-window", "1000000/hour")
@@ -197,6 +198,7 @@ def test_the_identities_of_one_plan_are_charged_in_their_shared_budgets(clock: M
     assert [outcome.remaining for outcome in results] == list(range(8))
 
 
+@pytest.mark.slow
 @ALGORITHMS
 def test_a_flood_does_not_evict_an_identity_that_has_used_more(clock: ManualClock, algorithm: str) -> None:
     """Without this an attacker makes four guesses of five, floods the table with invented keys, and guesses again."""
@@ -440,6 +442,7 @@ class Collecting(ManualClock):
         return super().now_us()
 
 
+@pytest.mark.slow
 def test_a_generator_that_is_collected_under_the_lock_releases_its_slot() -> None:
     with Limiter(MemoryStore(clock=Collecting())) as limiter:
 
