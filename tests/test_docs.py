@@ -455,7 +455,7 @@ MENTIONED = {  # page → what must be in its text
         for text in (f"`sluicegate {name}", *(f"`{each}" for each in option.opts if each.startswith("-")))
     },
     "redis.md": {f"`{scheme}://" for scheme in SCHEMES},
-    "keys.md": {f"at most {MISSES.replace('/', ' a ')} for one address"},  # queries of made-up sessions
+    "django.md": {f"After {MISSES.replace('/', ' of them in a ')},"},  # look-ups of made-up sessions
     "quotas.md": {f"`{unit}`" for unit in _UNITS},
     "settings.md": {f"`{option}`" for option in parameters(make_mark)},
     "errors.md": {f"\n## {code}\n" for code in codes(r"\bSG0\d\d\b")}
