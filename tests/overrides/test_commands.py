@@ -265,6 +265,8 @@ def test_remove_names_what_has_the_key_among_others(operate: Operate) -> None:
 
 
 def test_the_history_says_who_when_what_and_why(operate: Operate) -> None:
+    assert "nothing was written" in operate("override", "remove", "*", "--yes").output
+    assert json.loads(operate("override", "remove", "*", "--yes", "--json").output) == {"added": [], "removed": []}
     assert "Nothing was changed." in operate("history").output
     assert operate("override", "login", "9/minute", "--why", "a test", "--yes").exit_code == 0
     assert operate("override", "undo", "--yes").exit_code == 0

@@ -108,6 +108,20 @@ def test_undo_brings_nothing_back_that_has_ended(office: Office, monkeypatch: py
     monkeypatch.setattr(write, "epoch_seconds", lambda: epoch_seconds() + 122)
     undone = office.undo()
     assert (undone.added, undone.removed) == ((), ()), "it has ended by itself"
+    assert [each.what for each in office.history()] == ["off", "undo", "shadow", "off"], "nothing was changed"
+
+
+def test_a_change_of_nothing_is_no_entry(office: Office) -> None:
+    """Only a document that cannot be read is replaced."""
+    assert office.remove("*").removed == ()
+    office.set("export", action="off")
+    assert len(office.remove("*").removed) == 1
+    assert office.remove("*").removed == ()
+    assert [each.what for each in office.history()] == ["remove", "off"]
+    store = office.other._store
+    store.write_overrides(store.read_overrides(b""), b"by hand", office.history()[0].text())
+    office.remove("*")
+    assert (office.list(), len(office.history())) == ((), 4)
 
 
 def test_the_last_thousand_changes_are_kept(office: Office) -> None:

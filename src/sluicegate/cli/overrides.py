@@ -82,15 +82,15 @@ class _Asking:
     def __init__(self, shell: Shell, budgets: Budgets, whom: Sequence[str]) -> None:
         self._shell, self._budgets = shell, budgets
         self._texts = {digest(budgets.text([word])): identity_text(budgets.identity([word])) for word in whom}
-        self.entry = Entry(0, "", "")  # the last change
+        self.entry: Entry | None = None  # the last change; None if nothing was written
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._budgets.store, name)
 
     def write_overrides(self, before: bytes, after: bytes, entry: str) -> object:
-        self.entry = Entry.of(entry)
+        self.entry = change = Entry.of(entry)
         if not (self._shell.as_json and self._shell.yes):
-            _preview(self._budgets, self.entry, Document.of(after).held, texts=self._texts)
+            _preview(self._budgets, change, Document.of(after).held, texts=self._texts)
         self._shell.confirm("Change it?")
         return self._budgets.store.write_overrides(before, after, entry)
 
@@ -99,6 +99,9 @@ def _change(shell: Shell, budgets: Budgets, change: Callable[[Overrides], object
     """Change the overrides: show it, ask, write it, and tell what was done. `whom` are the identities as typed."""
     store = _Asking(shell, budgets, whom)
     change(budgets.overrides(store))
+    if store.entry is None:
+        shell.tell({"added": [], "removed": []}, "There was nothing to change, so nothing was written.")
+        return
     added, removed = store.entry.added, store.entry.removed
     done = f"Set {_some([one.id for one in added])}." if added else f"{count(len(removed), 'override')} removed."
     told = f"{done} {who_follows(budgets.store)} sluicegate override undo takes it back."

@@ -107,16 +107,21 @@ def _undoing(*, by: str, why: str) -> Plan:
 
 
 def _changed(text: bytes, plan: Plan, *, history: Sequence[str | bytes], clears: bool) -> tuple[Entry, bytes]:
-    """Return a change of this document, and the document after it. What has ended is left out."""
+    """Return a change of this document, and the document after it. What has ended is left out. A change of nothing
+    leaves the document as it is, unless it clears one that cannot be read.
+    """
+    unread = False
     try:
         version, held = Document.of(text)
     except OverrideError:
         if not clears:
             raise
-        version, held = 0, ()
+        version, held, unread = 0, (), True
     now = _now_us()
     live = tuple([each for each in held if each.holds(now)])
     entry = plan(live, history)
+    if not (entry.added or entry.removed or unread):
+        return entry, text
     gone = {each.id for each in (*entry.removed, *entry.added)}
     stays = checked([*[each for each in live if each.id not in gone], *entry.added])
     return entry, Document(version + 1, stays).text()
@@ -178,7 +183,9 @@ class Overrides(_Writer):
         return _live(self._store.read_overrides(b""))
 
     def remove(self, which: str, *, by: str = "", why: str = "") -> Entry:
-        """Remove the override of this id; "*" for all, also what cannot be read. Return the change."""
+        """Remove the override of this id; "*" for all, also what cannot be read. Return the change: one of nothing is
+        not written.
+        """
         return self._write(_removing(which, by=by, why=why), clears=which == EVERY_RULE)
 
     def undo(self, *, by: str = "", why: str = "") -> Entry:
@@ -195,7 +202,7 @@ class Overrides(_Writer):
             # After the set: an older one would not be the last change.
             history = self._store.override_entries(1) if undoes else ()
             entry, after = _changed(text, plan, history=history, clears=clears)
-            if self._store.write_overrides(text, after, entry.text()):
+            if after == text or self._store.write_overrides(text, after, entry.text()):
                 return entry
         raise StoreError("of overrides", _BUSY, concerns="plan")
 
@@ -223,6 +230,6 @@ class AsyncOverrides(_Writer):
             text = await got(self._store.read_overrides(b"")) or b""
             history = await got(self._store.override_entries(1)) if undoes else ()
             entry, after = await apart(_changed, text, plan, history=history, clears=clears)
-            if await got(self._store.write_overrides(text, after, entry.text())):
+            if after == text or await got(self._store.write_overrides(text, after, entry.text())):
                 return entry
         raise StoreError("of overrides", _BUSY, concerns="plan")
