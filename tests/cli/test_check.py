@@ -64,12 +64,24 @@ DJANGO = """
 
     def home(request): ...
 
-    urlpatterns = [path("", home), path("admin/<name>", Admin.as_view())]
+    class Both(View):
+        def get(self, request): ...
+        def post(self, request): ...
+
+    urlpatterns = [
+        path("home", home, name="home"), path("admin/<name>", Admin.as_view()), path("both", Both.as_view()),
+        path("some", Both.as_view(http_method_names=["post"])),
+    ]
     ROOT_URLCONF = __name__
     SECRET_KEY = "x"
     INSTALLED_APPS = ["sluicegate.django"]
     MIDDLEWARE = ["sluicegate.django.RateLimitMiddleware"]
-    SLUICEGATE = {"DEFAULT_LIMITS": ["1000/day"]}
+    SLUICEGATE = {
+        "DEFAULT_LIMITS": ["1000/day"], "RULES": [
+            {"name": "posts", "quota": "9/day", "route": ["both", "some"], "methods": ["POST"]},
+            {"name": "reads", "quota": "9/day", "route": "home", "methods": ["GET"]},
+        ],
+    }
 """
 
 
@@ -277,6 +289,9 @@ ADMIN = {
     ("", ""): ["default"],
     ("GET", "admin/<name>"): ["default"],
     ("POST", "admin/<name>"): ["default", "Admin.post"],
+    ("", "home"): ["default", "reads"],
+    ("GET POST", "both"): ["default", "posts"],
+    ("POST", "some"): ["default", "posts"],
 }
 
 
@@ -297,6 +312,17 @@ def test_a_django_project(words: tuple[str, ...], tmp_path: Path) -> None:
     env = {} if "{folder}" in "".join(words) else variables
     out = process(tmp_path.parent, *[word.format(**given) for word in words], **env)
     assert rules_of(json.loads(out)) == ADMIN
+
+
+def test_a_route_is_listed_with_the_methods_that_a_rule_limits(tmp_path: Path) -> None:
+    module = Path(write(tmp_path, "project", DJANGO)).stem
+    out = process(tmp_path, "-m", "sluicegate", "check", DJANGO_SETTINGS_MODULE=module)
+    assert {row[0]: row[-1] for row in table_of(out)[1:]} == {
+        "default": "all",
+        "reads": "GET home",
+        "Admin.post": "POST admin/<name>",
+        "posts": "POST both, POST some",
+    }
 
 
 def test_flask_sluicegate(tmp_path: Path) -> None:

@@ -106,12 +106,12 @@ def _by_rule(endpoints: list[dict[str, Any]]) -> Listing:
     held = dict[tuple[str, str, str], dict[int, str]]()  # of a row: the numbers of its endpoints, and their names in it
     for number, endpoint in enumerate(endpoints):
         for rule in endpoint["rules"]:
-            options, where = rule["options"], every[number]
-            if not endpoint["route"]:  # the rule says for which of these requests it is
-                own = {"methods": options.get("methods", "").split(), "route": options.get("path")}
-                where = _place(own, endpoints)
+            options, methods = rule["options"], endpoint["methods"]
+            if only := options.get("methods", "").split():  # of the methods of an endpoint a rule may have some
+                methods = [each for each in methods or only if each in only]
+            own = {"methods": methods, "route": endpoint["route"] or options.get("path")}
             name = f"{rule['name']} (shadow)" if "shadow" in options else rule["name"]
-            held.setdefault((name, rule["quota"], rule["key"]), {})[number] = where
+            held.setdefault((name, rule["quota"], rule["key"]), {})[number] = _place(own, endpoints)
         if endpoint["throttles"] or not endpoint["rules"]:
             held.setdefault((endpoint["throttles"] or _NONE, "", ""), {})[number] = every[number]
     last = sorted(held, key=lambda row: row[0] == _NONE)

@@ -79,7 +79,9 @@ def _verbs(view: Hashable) -> list[str]:
     if cls is None:
         return [""]
     actions = getattr(_of_key(view), "actions", None) or {}
-    names = [verb for verb in cls.http_method_names if verb in actions or hasattr(cls, verb)]
+    kept = getattr(_of_key(view), "view_initkwargs", {})  # what `as_view` was given
+    names = kept.get("http_method_names", cls.http_method_names)
+    names = [verb for verb in names if verb in actions or hasattr(cls, verb)]
     return [verb for verb in names if verb not in ("options", "head")] or [""]
 
 
