@@ -226,6 +226,84 @@ def test_an_identity_that_no_rule_counts_by_is_said(operate: Operate) -> None:
         assert "counts by" not in operate("deny", "add", key, "--yes").output
 
 
+KEYS = """
+from flask import Flask
+from sluicegate import Ban
+from sluicegate.flask import RateLimiter, limit
+
+def payer(request): ...
+def home(): ...
+
+app = Flask("shop")
+app.get("/")(limit("5/minute", key=payer)(home))
+rules = [
+    dict(name="export", quota="2/hour", key=payer, ban=Ban(after=9, within=60, duration=60, name="out")),
+    dict(name="team", quota="3/hour", key=("ip", payer)),
+    dict(name="login", quota="4/hour", key="ip"),
+]
+RateLimiter(app, store="{url}", key="user", rules=rules)
+"""
+
+
+@pytest.fixture
+def keyed(operate: Operate, tmp_path: Path, valkey: Server) -> Operate:
+    """The commands for an application whose keys are functions, and others."""
+    path = tmp_path / "keys.py"
+    path.write_text(KEYS.format(url=valkey.url), "utf-8")
+    return lambda *words: operate(*words, "--app", str(path))
+
+
+BOB = "text:bob for 'bob' or user:bob for ('user', 'bob')"
+EXPORT = f"the key of export is a function (keys.payer): give what it returns, as {BOB}"
+BOTH = EXPORT.replace("export", "export, home")
+NOT_LOGIN = "no rule with the name or the ban 'login' counts by such an identity as user:bob; the keys are ip"
+TEAM = "the key of team has a function (ip + keys.payer): give what it returns, as "
+# A command, and what it warns of.
+TYPED: dict[str, list[str]] = {
+    "override export 9/hour --identity user:bob": [EXPORT],
+    "shadow export --identity user:bob": [EXPORT],
+    "deny add user:bob --rule export": [EXPORT],
+    "allow add user:bob": [BOTH],
+    "off * --identity user:bob": [BOTH],
+    "deny add user:bob --rule login": [NOT_LOGIN],
+    "reset user:bob --rule export": [EXPORT],
+    "reset user:bob": [BOTH],
+    "show user:bob": [BOTH],
+    "ban user:bob": [EXPORT],
+    "unban user:bob": [EXPORT],
+    "show ip:203.0.113.7 path:a=b": [f"{TEAM}text:b for 'b' or path:a=b for ('path:a', 'b')"],
+    "override export 9/hour --identity text:bob": [],
+    "deny add ip:203.0.113.7 --rule login": [],
+    "show ip:203.0.113.7 text:bob": [],
+    "show int:42": [],
+}
+
+
+@pytest.mark.parametrize("words", TYPED)
+def test_what_a_key_that_is_a_function_gives_is_said_before_anything_is_asked(keyed: Operate, words: str) -> None:
+    lines = keyed(*words.split()).output.splitlines()
+    assert [line for line in lines if line.startswith("warning")] == [f"warning: {each}" for each in TYPED[words]]
+    assert lines[: len(TYPED[words])] == [f"warning: {each}" for each in TYPED[words]]
+
+
+# A change under every rule, the rules that it shows, and those that it only counts.
+PLACES: dict[str, tuple[set[str], str]] = {
+    "deny add text:bob": ({"export", "home"}, "2 rules (login, team)"),
+    "deny add ip:203.0.113.7": ({"login"}, "3 rules (export, home, team)"),
+    "allow add user:bob": ({"*"}, "4 rules (export, home, login, team)"),  # also where no rule applies
+    "off *": ({"export", "home", "login", "team"}, ""),
+}
+
+
+@pytest.mark.parametrize("words", PLACES)
+def test_a_change_shows_the_rules_that_count_by_its_identity(keyed: Operate, words: str) -> None:
+    rules, counted = PLACES[words]
+    shown = keyed(*words.split()).output
+    assert {line.split()[0] for line in shown.splitlines()} & {"export", "home", "login", "team", "*"} == rules
+    says = "Not shown, because the key is not known to give this identity: "
+    assert [line for line in shown.splitlines() if line.startswith(says)] == ([f"{says}{counted}."] if counted else [])
+
+
 def app(environ: Any, start_response: Any) -> list[bytes]:
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [b"done"]

@@ -40,6 +40,7 @@ def ban(shell: Shell, identity: tuple[str, ...], name: str | None, *, which: str
         problem = mismatch([budgets], identity, found.name)
         if problem is not None:
             raise click.UsageError(f"{problem}, so this ban would refuse nobody")
+        warn_of_mismatch([budgets], identity, found.name)
         shell.confirm(f"Ban {' '.join(identity) or name} by {found.name}?")
         budgets.store.run(Plan((Check(terms, text, found.after),)))
         (outcome,) = budgets.peek([(terms, text)])

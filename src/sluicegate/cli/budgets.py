@@ -27,6 +27,7 @@ from sluicegate.overrides import Action, Override, Overrides
 from sluicegate.overrides.applied import Applied, Held, rules_for, terms_with
 from sluicegate.overrides.file import Watched, overrides_in
 from sluicegate.overrides.follow import mark_of
+from sluicegate.overrides.override import EVERY_RULE
 from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.replay.words import count, key_text
 from sluicegate.rules.ban import Ban
@@ -35,6 +36,7 @@ from sluicegate.rules.rollout import EVERYBODY, shadows
 from sluicegate.rules.rule import METHODS, Rule
 from sluicegate.rules.terms import present, scope_text
 from sluicegate.rules.tiers import Tiers
+from sluicegate.rules.typed import NAMED
 from sluicegate.stores import open_store
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from sluicegate.web.access import AccessList
@@ -98,10 +100,16 @@ class Budgets:
         """Return the identity that a person typed, as the application's keys make it."""
         return self._limiters[0].gate.typed(words)
 
-    def can_be(self, key: KeySpec, words: Iterable[str]) -> bool:
+    def can_be(self, key: KeySpec, words: Sequence[str]) -> bool:
         """True if a key could ever return the identity that a person typed."""
         settings = self.settings
         return can_be(key, self.identity(words), prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
+
+    def apart(self, words: Sequence[str]) -> set[str]:
+        """Return the names of the rules that are not known to count by the identity that a person typed."""
+        keys = self.keys(None)
+        given = {name for name, key in keys if self.can_be(key, words) and not of_functions(key, words)}
+        return {name for name, _ in keys} - given
 
     def text(self, words: Iterable[str]) -> str:
         """Return its text, as the store gets it."""
@@ -150,12 +158,12 @@ class Budgets:
         """Return these overrides as a gate of the application applies them."""
         return Applied(held, seal=self.sealed)
 
-    def keys(self, name: str | None) -> list[KeySpec]:
-        """The keys of all rules, or of those that a person means by this name of a rule or a ban."""
+    def keys(self, name: str | None) -> list[tuple[str, KeySpec]]:
+        """The rules and their keys: all, or those that a person means by this name of a rule or a ban."""
         return [
-            gate.key_of(bound)
+            (bound.rule.name, gate.key_of(bound))
             for gate, bound in self._bounds()
-            if name is None
+            if name in (None, EVERY_RULE)
             or name in {bound.rule.name, *names_of(bound)}
             or (bound.rule.ban is not None and name == bound.rule.ban.name)
         ]
@@ -379,20 +387,44 @@ def check_tier(limiters: Iterable[Budgets], tier: str) -> None:
     check_name("tier", tier, {each.tier for each in known if each.tier})
 
 
-def mismatch(limiters: Iterable[Budgets], words: tuple[str, ...], rule: str | None = None) -> str | None:
+def mismatch(limiters: Iterable[Budgets], words: Sequence[str], rule: str | None = None) -> str | None:
     """Return a sentence if no rule, or no rule of this name, has a key that gives the typed identity."""
-    keys = [(budgets, key) for budgets in limiters for key in budgets.keys(rule)]
+    keys = [(budgets, key) for budgets in limiters for _, key in budgets.keys(rule)]
     if not words or not keys or any([budgets.can_be(key, words) for budgets, key in keys]):
         return None
-    which = "no rule of this application" if rule is None else f"no rule with the name or the ban {rule!r}"
+    if rule == EVERY_RULE and any([budgets.can_be(budgets.settings.key, words) for budgets, _ in keys]):
+        return None  # also where no rule applies
+    every = rule in (None, EVERY_RULE)
+    which = "no rule of this application" if every else f"no rule with the name or the ban {rule!r}"
     listed = ", ".join(sorted({key_text(key) for _, key in keys}))
     return f"{which} counts by such an identity as {' '.join(words)}; the keys are {listed}"
 
 
-def warn_of_mismatch(limiters: Iterable[Budgets], words: tuple[str, ...], rule: str | None = None) -> None:
-    """Warn on stderr: it is no error, because a charge inside a view may have any key."""
-    problem = mismatch(limiters, words, rule)
-    if problem is not None:
+def of_functions(key: KeySpec, words: Sequence[str]) -> dict[str, str]:
+    """Return the words of a typed identity that a function in a key gives as text: typed, and as they are typed then.
+
+    >>> of_functions(("ip", len), ["ip:203.0.113.7", "user:bob"])
+    {'user:bob': 'text:bob'}
+    """
+    parts = key if isinstance(key, tuple) else (key,)
+    pairs = zip(parts, words, strict=True) if len(parts) == len(words) else ()
+    return {word: NAMED.sub("text:", word) for part, word in pairs if callable(part) and NAMED.match(word)}
+
+
+def warn_of_mismatch(limiters: Iterable[Budgets], words: Sequence[str], rule: str | None = None) -> None:
+    """Warn on stderr: it is no error, because a charge inside a view may have any key, and a function may return any
+    identity.
+    """
+    problems = [mismatch(limiters, words, rule)]
+    doubts = dict[str, dict[str, None]]()  # what is said, and of which rules
+    for budgets in limiters:
+        for name, key in budgets.keys(rule) if words else ():
+            if (texts := of_functions(key, words)) and budgets.can_be(key, words):
+                forms = [f"{each} for {budgets.identity([each])!r}" for pair in texts.items() for each in pair[::-1]]
+                kind = f"{'has' if isinstance(key, tuple) else 'is'} a function ({key_text(key)})"
+                doubts.setdefault(f"{kind}: give what it returns, as {' or '.join(forms)}", {})[name] = None
+    problems += [f"the key of {', '.join(names)} {says}" for says, names in doubts.items()]
+    for problem in filter(None, problems):
         console(stderr=True).print(plain(f"warning: {problem}", "yellow"))
 
 

@@ -81,7 +81,7 @@ class _Asking:
 
     def __init__(self, shell: Shell, budgets: Budgets, whom: Sequence[str]) -> None:
         self._shell, self._budgets = shell, budgets
-        self._texts = {digest(budgets.text([word])): identity_text(budgets.identity([word])) for word in whom}
+        self._typed = {digest(budgets.text([word])): word for word in whom}
         self.entry: Entry | None = None  # the last change; None if nothing was written
 
     def __getattr__(self, name: str) -> Any:
@@ -90,7 +90,7 @@ class _Asking:
     def write_overrides(self, before: bytes, after: bytes, entry: str) -> object:
         self.entry = change = Entry.of(entry)
         if not (self._shell.as_json and self._shell.yes):
-            _preview(self._budgets, change, Document.of(after).held, texts=self._texts)
+            _preview(self._budgets, change, Document.of(after).held, typed=self._typed)
         self._shell.confirm("Change it?")
         return self._budgets.store.write_overrides(before, after, entry)
 
@@ -108,22 +108,28 @@ def _change(shell: Shell, budgets: Budgets, change: Callable[[Overrides], object
     shell.tell(entry_facts(store.entry), told)
 
 
-def _preview(budgets: Budgets, entry: Entry, held: Sequence[Override], *, texts: Mapping[str, str]) -> None:
+def _preview(budgets: Budgets, entry: Entry, held: Sequence[Override], *, typed: Mapping[str, str]) -> None:
     """Show what a change does: to which rules, for whom, with how many budgets in use, and which processes follow.
-    `held` are the overrides after it, and `texts` has the texts of typed identities: no pattern matches a digest.
+    `held` are the overrides after it, and `typed` has typed identities by their digests: no pattern matches a digest.
     """
     out, written = console(stderr=True), {rule.name: quota_of(rule) for rule in budgets.rules}
-    rows, names = list[tuple[str, ...]](), set[str]()
+    rows, names, hidden = list[tuple[str, ...]](), set[str](), set[str]()
     stays, after = [one for one in held if one not in entry.added], {one.target: one for one in entry.added}
     then = [budgets.applied([*stays, *some]) for some in (entry.removed, entry.added)]
     for target, one in ({one.target: one for one in entry.removed} | after).items():
-        ruled = [*written] if one.rule == EVERY_RULE else [one.rule]
-        first = one.digests[0] if one.digests else ""
-        who = texts.get(first, Digested(first)) if first else sample_of(one.pattern) if one.pattern else ""
+        ruled, who = [one.rule], sample_of(one.pattern) if one.pattern else ""
+        words = [typed[each] for each in one.digests if each in typed][:1]
+        if one.digests:
+            who = identity_text(budgets.identity(words)) if words else Digested(one.digests[0])
+        if one.rule == EVERY_RULE:
+            apart = budgets.apart(words) if words else set[str]()
+            ruled = [name for name in written if name not in apart] or [EVERY_RULE]
+            hidden |= apart
         names.update(() if one.digests else ruled)  # of one identity, `sluicegate show` tells the budgets
         for name in ruled:
             found = [applied.of(name, who, one.tier) for applied in then]
-            holds = [holds_of(one.override) if one else written.get(name, "no such rule") for one in found]
+            rule = "" if name == EVERY_RULE else written.get(name, "no such rule")
+            holds = [holds_of(one.override) if one else rule for one in found]
             rows.append((name, *holds, whom_of(one), ends_in(after.get(target))))
     out.print(Listing(rows[:_SHOWN], "Rule", "Now", "Then", "For", "Ends in"))
     if len(rows) > _SHOWN:
@@ -133,9 +139,11 @@ def _preview(budgets: Budgets, entry: Entry, held: Sequence[Override], *, texts:
         leaks = "gcra" in {each.terms.algorithm for rule_id in ids for each in budgets.known[rule_id]}
         unless = "; a bucket starts again at another rate" if leaks else ""
         out.print(plain(f"{count(used, 'budget')} in use{unless}."))
-    if outside := _outside(budgets, entry):
-        number, listed = count(len(outside), "override"), ", ".join(outside[:_SHOWN])
-        out.print(plain(f"Still holds for some, because it is narrower: {number} ({listed}).", "yellow"))
+    notes = {"Not shown, because the key is not known to give this identity": ("rule", sorted(hidden))}
+    notes |= {"Still holds for some, because it is narrower": ("override", _outside(budgets, entry))}
+    for says, (what, listed) in notes.items():
+        if listed:
+            out.print(plain(f"{says}: {count(len(listed), what)} ({', '.join(listed[:_SHOWN])}).", "yellow"))
     following = [each.partition(" ") for each in processes(budgets.store)]
     out.print(plain(f"Following: {count(len(following), 'process', 'processes')}."))
     for name, _, _ in following[:_SHOWN]:
@@ -219,7 +227,7 @@ def _set(
         if options.get("tier") is not None:
             check_tier([budgets], options["tier"])
         for word in identities:
-            warn_of_mismatch([budgets], (word,), None if rule == EVERY_RULE else rule)
+            warn_of_mismatch([budgets], (word,), rule)
         whom = [budgets.identity([word]) for word in identities] or None
         options |= {"identities": whom, "until": duration, "by": _author()}
         _change(shell, budgets, lambda overrides: overrides.set(rule, action=action, **options), whom=identities)

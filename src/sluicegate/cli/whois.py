@@ -69,6 +69,7 @@ def _keys(place: Budgets, proxies: Options) -> Iterator[Ready]:
 
     names = ("trusted_proxies", "trusted_header", "ipv6_prefix", "ipv4_prefix")
     given = {name: getattr(place.settings, name) for name in names} | proxies
-    for key in dict.fromkeys([place.settings.key, *place.keys(None), "ip"]):  # "ip": other keys fall back to it
+    used = [key for _, key in place.keys(None)]
+    for key in dict.fromkeys([place.settings.key, *used, "ip"]):  # "ip": other keys fall back to it
         if not any([callable(part) or str(part).startswith("path:") for part in parts_of(key)]):
             yield Ready(Candidate("whois", Settings(key=key, default_limits=["1/second"], overrides=False, **given)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 from uuid import UUID
@@ -11,6 +12,7 @@ from sluicegate.errors import IdentityError
 from sluicegate.identity import Identity
 
 _KINDS: Final = ("user:", "ip:", "header:", "path:", "text:", "int:", "bytes:", "uuid:")
+NAMED: Final = re.compile("user:|ip:|header:[^=]*=|path:[^=]*=")  # how an identity of a key without a function begins
 _OWN: Final[dict[str, Callable[[str], Identity]]] = {"text": str, "int": int, "bytes": bytes.fromhex, "uuid": UUID}
 
 
