@@ -94,6 +94,21 @@ def test_nobody_is_named_whose_digest_is_another(folder: Path, who: str) -> None
     assert not [each for each in ("alice", "203.0.113", "10.0.0") if each in done.output]
 
 
+def test_a_key_that_no_log_has_is_named(folder: Path) -> None:
+    text = """
+from sluicegate import Settings
+def payer(request): ...
+rules = [dict(name="export", quota="2/hour", key=payer), dict(name="room", quota="3/hour", key="path:room")]
+app = Settings(store="redis://127.0.0.1:1", rules=rules)
+"""
+    (folder / "payers.py").write_text(text, "utf-8")
+    done = run("--app", "payers.py:app", "--format", FORMAT, "--", name("bob"), "one.log")
+    assert done.exit_code == 1
+    says = "by user, ip; the log lacks nothing; no log has a function or a value of the path (payers.payer, path:room)"
+    assert says in done.output
+    assert "the digest that sluicegate show prints of an identity, such as text:bob" in done.output
+
+
 def test_a_word_that_is_no_digest_is_an_error(folder: Path) -> None:
     assert "it has 22 letters" in run("short", "one.log").output
 
