@@ -277,7 +277,10 @@ def test_budgets_that_no_rule_has_are_shown_by_their_ids(make_shop: MakeShop, va
     assert "\x1b" not in shown
     (limiter_row,) = json.loads(shop.run("show", WHO, "--json"))["limiters"]
     assert [rule_id.rpartition(":")[2] for rule_id in limiter_row["unknown"]] == ["sw60"]
-    assert "1 budget of unknown quota" in shop.run("top")
+    shown = " ".join(shop.run("top").split())
+    assert "1 budget of unknown quota" in shown
+    assert "No rule of the application has this id: it is of an old quota" in shown
+    assert "unknown" not in shop.run("top", "--rule", "login")
 
 
 CHARGES = """
@@ -314,9 +317,13 @@ def test_a_quota_that_is_a_function_is_named_by_its_rule(make_shop: MakeShop) ->
     ids = {"search": "sw60", "find": "sw3600"}
     for name in ids:
         assert client.get(f"/{name}", headers={"X-Key": "abc"}).status_code == 200
-    shown = " ".join(shop.run("show", WHO).split())
+    shown, top = (" ".join(shop.run(*words).split()) for words in (("show", WHO), ("top",)))
+    assert "2 budgets of unknown quota" in top
     for name, shape in ids.items():
-        assert f"The quota of the rule {name} is a function of the request" in shown
+        says = f"The quota of the rule {name} is a function of the request."
+        assert (says in shown, says in top) == (True, True)
+        one = json.loads(shop.run("top", "--rule", name, "--json"))
+        assert (one["scanned"], one["unknown"]) == (0, 1)
         found = json.loads(shop.run("reset", WHO, "--rule", name, "--yes", "--json"))["forgotten"]
         assert [rule_id.rpartition(":")[2] for rule_id in found] == [shape]
     assert json.loads(shop.run("show", WHO, "--json"))["limiters"][0]["unknown"] == []
@@ -574,6 +581,9 @@ def test_top_shows_every_tier_of_a_budget(shop_with_tiers: Shop) -> None:
         ("tiered (pro)", 2, "passes"),
     ]
     assert (found["scanned"], found["used_up"]) == (1, 1)
+    says = "does not know the tier of an identity"
+    for rule, is_said in (("tiered", True), ("login", False)):
+        assert (says in shop_with_tiers.run("top", "--rule", rule)) is is_said
 
 
 def test_access_lists_are_shown(make_shop: MakeShop) -> None:

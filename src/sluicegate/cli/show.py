@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.console import RenderableType
@@ -29,6 +29,8 @@ from sluicegate.identity import digest
 from sluicegate.observe.usage import Budget
 from sluicegate.plan import Outcome
 from sluicegate.replay.words import count
+
+TIERS: Final = "The server does not know the tier of an identity: a line holds only if it is on that tier."
 
 
 @click.command()
@@ -65,8 +67,7 @@ def show(shell: Shell, identity: tuple[str, ...], name: str | None, *, tier: str
             shown += _table(rows, unknown, foreign)
             notes = list[str]()
             if tier is None and any([row["tier"] is not None for row in rows]):
-                says = "The server does not know the tier of an identity: a line holds only if it is on that tier."
-                notes.append(f"{says} --tier NAME shows one.")
+                notes.append(f"{TIERS} --tier NAME shows one.")
             for option, who in lists:
                 does = "every request is refused with a 403" if option == "deny" else "no rule is applied"
                 notes.append(f"{who}, on the list {option!r}: {does}.")

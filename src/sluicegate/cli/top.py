@@ -18,13 +18,14 @@ from rich.live import Live
 
 from sluicegate.cli.budgets import Budgets, Known, check_rule, opened
 from sluicegate.cli.output import WHOSE, Listing, Shell, console, foreign_keys, operated, option_every, plain, scanning
-from sluicegate.cli.show import describe, now_of, used_of
+from sluicegate.cli.show import TIERS, describe, now_of, used_of
 from sluicegate.clock import monotonic
 from sluicegate.identity import Digested
 from sluicegate.plan import Outcome
 from sluicegate.replay.words import count
 
 BATCH: Final = 16  # budgets in one step: the server needs about a fifth of a millisecond for them
+_REASONS: Final = 3  # why quotas are not known: `show` has the others
 _KEPT: Final = 10  # times as many as are shown, before the rest is dropped
 
 
@@ -58,6 +59,7 @@ class Top:
         self.scanned = 0  # budgets of known rules
         self.foreign = 0  # keys that another program wrote
         self.unknown = 0  # budgets whose quota is not known
+        self.reasons: dict[str, str] = {}  # why, by the id of the rule
         self.refused = 0
 
     @property
@@ -75,7 +77,9 @@ class Top:
             for who, rule_id in page.budgets:
                 known = rules.get(rule_id)
                 if known is None:
-                    self.unknown += 1
+                    if self._rule in (None, budgets.owner(rule_id)):
+                        self.unknown += 1
+                        self.reasons[rule_id] = self.reasons.get(rule_id) or budgets.why_unknown(rule_id)
                 elif known:
                     waiting[rule_id][who] = None
                     if len(waiting[rule_id]) * len(known) >= BATCH:
@@ -157,7 +161,9 @@ def _table(found: Top, share: float) -> Group:
     unknown = f", {count(found.unknown, 'budget')} of unknown quota" if found.unknown else ""
     progress = "" if share == 1 else f" ({share:.0%} scanned)"
     title = f"{count(found.scanned, 'budget')}, {found.refused:,} used up{unknown}{progress}"
-    notes = [WHOSE if cells else "", foreign_keys(found.foreign)]
+    reasons = [f"{reason}." for reason in [*dict.fromkeys(found.reasons.values())][:_REASONS]]
+    tiers = any([each["tier"] is not None for _, each in best])
+    notes = [TIERS if tiers else "", *reasons, WHOSE if cells else "", foreign_keys(found.foreign)]
     return Group(plain(title, "bold"), rows, *[plain(note, "dim") for note in notes if note])
 
 
