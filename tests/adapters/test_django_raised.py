@@ -209,7 +209,7 @@ def test_charges_that_depend_on_the_response_see_the_refusal(asgi: bool) -> None
 
 
 class Charging:
-    """A middleware that charges each request, as docs/in-a-view.md shows it."""
+    """A middleware that charges each request, as docs/in-a-view.md says."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
