@@ -22,7 +22,7 @@ from sluicegate.cli.commands import sluicegate
 
 PAGE: Final = DOCS / "choose-a-limit.md"
 BLOCK: Final = re.compile(r"^```text\n\$ (?P<command>sluicegate .*?)\n(?P<output>.*?)^```$", re.MULTILINE | re.DOTALL)
-PROGRAMS: Final = re.compile(r"(^Program +Requests.*\n(?:.+\n){6})(?:.+\n)+", re.MULTILINE)  # the first two, and others
+PROGRAMS: Final = re.compile(r"(^Program +Requests.*\n(?:.+\n){6})(?:.+\n)+", re.MULTILINE)  # only the first two
 
 
 def run(command: str) -> str:
