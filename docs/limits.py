@@ -22,14 +22,14 @@ from sluicegate.cli.commands import sluicegate
 
 PAGE: Final = DOCS / "choose-a-limit.md"
 BLOCK: Final = re.compile(r"^```text\n\$ (?P<command>sluicegate .*?)\n(?P<output>.*?)^```$", re.MULTILINE | re.DOTALL)
-PROGRAMS: Final = re.compile(r"(^Program +Requests.*\n(?:.+\n){6})(?:.+\n)+", re.MULTILINE)  # only the first two
+MORE: Final = re.compile(r"(^Program +Requests.*\n(?:.+\n){5}|^(?=Note: ))(?:.+\n)+", re.MULTILINE)  # than two programs
 
 
 def run(command: str) -> str:
     """Return what a command prints on a terminal of 80 columns; of a replay only the answer, and rules once."""
     done = CliRunner().invoke(sluicegate, shlex.split(command)[1:], env={"COLUMNS": "80"}, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    text = PROGRAMS.sub(r"\1…\n", "".join([f"{line.rstrip()}\n" for line in done.stdout.splitlines()]))
+    text = MORE.sub(r"\1…\n", "".join([f"{line.rstrip()}\n" for line in done.stdout.splitlines()]))
     answer, end, rest = text.partition("\n\n" if command.startswith("sluicegate replay ") else "\n[sluicegate]\n")
     return f"{answer}\n…\n" if end and rest else text
 
