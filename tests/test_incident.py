@@ -1,4 +1,4 @@
-"""An incident, as docs/monitoring.md tells it: a customer is blocked, the server hangs, and a new limit is introduced.
+"""An incident: a customer is blocked, the server hangs, and a new limit is introduced.
 The operator has the commands, the status, the log and the metrics, and everything runs on a real server.
 """
 
@@ -27,7 +27,7 @@ from tests.observability.alerts import Samples, alerts, holds, samples
 from tests.servers import valkey_server, wait_until
 
 ROOT = Path(__file__).parent.parent
-STORY = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8").partition("## An incident")[2]
+RUNBOOK = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
 OPENED, CLOSED = "circuit open: store unavailable", "recovered: circuit closed"
 WOULD_REFUSE, REFUSED = "rule 'search' would have refused", "rule 'search' refused"
 CUSTOMER, BOT = "203.0.113.7", "198.51.100.9"
@@ -144,8 +144,8 @@ def test_an_incident(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
         status = shop.health()
         assert (status["available"], status["circuits"][0]["state"]) == (False, "open")
         assert status["degraded_allowed"] >= 1
-        (finding,) = re.findall(r"✗  connection .*?(?=\n\S)", shop.operator("doctor", server.url, status=1), re.S)
-        assert finding.split() == re.findall(r"✗  connection .*?(?=\n *```)", STORY, re.S)[0].split()
+        said = " ".join(shop.operator("doctor", server.url, status=1).split())
+        assert "✗ connection TimeoutError: no connection within the deadline → check that the server runs" in said
 
         server.resume()
         closed = ("closed", True)
@@ -178,11 +178,7 @@ def test_an_incident(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
         shop.close()
 
 
-def test_the_page_tells_it() -> None:
-    for text in (OPENED, CLOSED, WOULD_REFUSE, REFUSED, "sluicegate_open_circuits", "available"):
-        assert text in STORY
-    for command in ("show", "reset", "doctor", "watch"):
-        assert f"sluicegate {command} " in STORY
-    told = re.findall(r"`(RateLimit\w+)`", STORY)
+def test_the_runbook_names_the_alerts() -> None:
+    told = re.findall(r"`(RateLimit\w+)`", RUNBOOK)
     assert told
     assert set(told) <= set(alerts())

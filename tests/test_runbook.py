@@ -232,7 +232,7 @@ def test_redis_is_down(shop: Shop, server: Server, caplog: pytest.LogCaptureFixt
     assert OPENED in "".join(caplog.messages)
     assert OPENED in SECTIONS["Redis is down"]
     story.next()
-    story.next()
+    assert "run sluicegate doctor" in story.operate("override", "list")
     server.start()
     wait_until("the circuit closes", lambda: shop.posts("/", peer=OTHER) and CLOSED in "".join(caplog.messages))
     story.next()
@@ -263,8 +263,6 @@ def test_redis_is_full(shop: Shop, server: Server, caplog: pytest.LogCaptureFixt
     story.next()
     story.next(command)
     assert "allkeys" not in story.operate("doctor")
-    story.next(command)
-    assert "allkeys" in story.operate("doctor")
     story.done()
 
 
@@ -320,12 +318,10 @@ def test_one_worker_behaves_differently(server: Server, limits: Path, tmp_path: 
             wait_until("one worker follows", lambda: limit(ports[0]) == "10")
             before = limit(ports[1])
             story.next()
-            story.next()
         workers.enter_context(worker(ports[1], limits))
         assert (before, limit(ports[1])) == ("2", "10")
         preview = "off", "export"
         wait_until("both are listed", lambda: "2 processes" in story.operate(*preview, answer="[y/N]: n"))
-        story.next()
     assert len(json.loads(story.operate("history", "--json"))["history"]) == 1
     story.done()
 
@@ -369,6 +365,4 @@ def test_every_incident_has_its_test_and_its_parts() -> None:
     for title, text in SECTIONS.items():
         assert f"test_{title.lower().replace(' ', '_')}" in globals()
         parts = re.findall(r"^\*\*(.+?)\.\*\*", text, re.MULTILINE)
-        assert [each for each in parts if each in ("Symptom", "What you see", "What it did", "Undo")] == [
-            "Symptom", "What you see", "What it did", "Undo",
-        ]  # fmt: skip
+        assert parts == ["Symptom", "Meaning", "Undo"]
