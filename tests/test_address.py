@@ -374,6 +374,7 @@ def test_any_peer_and_any_headers_give_a_short_budget(peer: str | None, lines: l
     assert client_address(peer, ["203.0.113.7", *lines], NOBODY) == client_address(peer, [], NOBODY)
 
 
+@pytest.mark.slow
 @given(st.lists(TEXTS, max_size=4), st.sampled_from(["203.0.113.7", "2001:db8::7"]))
 def test_nothing_that_the_client_sends_hides_the_proxys_element(lines: list[str], client: str) -> None:
     budget = client_address(client, [], NOBODY)

@@ -296,6 +296,7 @@ def test_an_old_time_zone_database_gives_no_second_budget(url: str, zones: tuple
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "zones",
     [

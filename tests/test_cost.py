@@ -74,6 +74,7 @@ def test_an_async_cost_is_an_error_and_an_async_estimate_is_not() -> None:
 # ---- the debt -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", EXAMINED)
 @given(data=st.data())
 def test_a_debt_is_paid_before_anything_passes(algorithm: str, data: st.DataObject) -> None:

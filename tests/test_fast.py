@@ -44,7 +44,8 @@ def test_what_is_slow_is_skipped(tmp_path, options, expected):
 
 @pytest.mark.parametrize(("rows", "some"), [(4, "0123"), (5, "024"), (9, "036"), (100, "0255075")])
 def test_of_a_table_run_a_few_rows_from_all_its_length(tmp_path, rows, some):
-    tests = f"import pytest\n@pytest.mark.parametrize('row', range({rows}))\ndef test_it(row): assert str(row) in {some!r}\n"
+    table = f"@pytest.mark.parametrize('row', range({rows}))"
+    tests = f"import pytest\n{table}\ndef test_it(row): assert str(row) in {some!r}\n"
     few = len(range(0, rows, -(-rows // 4)))
     rest = f", {rows - few} deselected" if rows > few else ""
     assert run(tmp_path, tests, "--fast") == f"{few} passed{rest}"

@@ -509,6 +509,7 @@ def test_what_a_client_prefers(accept: str, text: bool) -> None:
     assert wants_text(accept) is text
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_no_accept_header_raises(accept: str) -> None:
     assert wants_text(accept) in (True, False)

@@ -47,6 +47,7 @@ def kind(identity: Any) -> Any:
     return identity, type(identity).__name__
 
 
+@pytest.mark.slow
 @given(IDENTITIES, IDENTITIES)
 def test_different_identities_have_different_texts(one: Any, two: Any) -> None:
     assert (identity_text(one) == identity_text(two)) is (kind(one) == kind(two))

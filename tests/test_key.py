@@ -291,6 +291,7 @@ def nested(depth: int, kind: Callable[[Any], Any]) -> Any:
     return key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [tuple, list])
 @pytest.mark.parametrize("depth", [17, 5000])
 @pytest.mark.parametrize(

@@ -174,6 +174,7 @@ def pairs(pages: Iterable[Path]) -> Iterator[Any]:
             yield pytest.param(theirs, ours, id=theirs.place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("theirs", "ours"), list(pairs(PAGES)))
 def test_both_snippets_give_the_same_answers(theirs: Block, ours: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(PEERS[theirs.page.stem].__name__)

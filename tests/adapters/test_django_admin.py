@@ -123,6 +123,7 @@ STATUSES = {  # the page, remove, set, undo
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", STATUSES)
 def test_who_may_do_what(office: Office, who: str) -> None:
     held = office.overrides.set("export", "3/minute")
@@ -147,6 +148,7 @@ def test_a_project_has_nothing_to_migrate_and_no_warning(office: Office) -> None
     call_command("makemigrations", check_changes=True, dry_run=True, verbosity=0)
 
 
+@pytest.mark.slow
 def test_set_remove_undo_and_the_history(office: Office) -> None:
     assert office.exports(3) == [200, 200, 429]
     whom = {"identities": "user:alice\n\n ip:203.0.113.7 \n", "until": "2h"}

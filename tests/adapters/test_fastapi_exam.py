@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from fastapi import APIRouter, FastAPI, HTTPException
 from fastapi.responses import PlainTextResponse, RedirectResponse, StreamingResponse
 
@@ -128,5 +129,6 @@ class TestFastAPI(AdapterExam):
         return AsgiClient(app, calls)
 
 
+@pytest.mark.slow
 class TestFastAPIInRouters(TestFastAPI):
     make_app = staticmethod(nested)

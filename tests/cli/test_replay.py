@@ -162,6 +162,7 @@ def test_a_key_that_the_log_lacks_is_said_first(log: str, command: str, key: str
     assert "of everything" not in done.output  # a name that nobody has given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["suggest", "--by", "user"], ["replay", "--rule", "5/minute by user"]])
 def test_the_only_line_with_a_user_is_said(log: str, command: list[str], tmp_path: Path) -> None:
     line = '192.0.2.1 - {} [{}:14:00:30 +0000] "GET / HTTP/1.1" 200 12\n'

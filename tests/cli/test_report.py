@@ -44,6 +44,7 @@ def test_every_report_fits(made: Any, width: int, encoding: str) -> None:
             assert f"{each.refused:,}" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_first_lines_say_which_candidate_refuses_whom(width: int) -> None:
     lines = " ".join(shown(generated(), width=width).split("\nRead")[0].split())
@@ -74,6 +75,7 @@ def test_what_could_not_be_read_is_said() -> None:
         assert part in text
 
 
+@pytest.mark.slow
 def test_a_load_is_drawn_to_one_scale() -> None:
     """Without and with the candidate: the same moment of the day has the same height if nothing was refused."""
     rows = re.findall(r"^(?:without|with) +(\S.*?)  ", shown(nothing_refused()), re.MULTILINE)

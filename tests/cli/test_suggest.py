@@ -149,6 +149,7 @@ def test_decorators_of_all_groups_are_code(log: str) -> None:
         assert "default_limits = [" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [

@@ -160,6 +160,7 @@ def stores() -> Iterator[list[Limiter]]:
         limiter.close()
 
 
+@pytest.mark.slow
 def test_the_stores_of_the_process_are_read_at_a_scrape(probe: Probe, stores: list[Limiter]) -> None:
     gc.collect()  # the limiters of other tests
     _, sums = probe

@@ -131,6 +131,7 @@ def test_two_overrides_for_the_same_identities_are_a_tie(case: str) -> None:
             assert Document.of(Document(1, held).text()).held == held
 
 
+@pytest.mark.slow
 def test_a_document_is_bounded_and_read_in_linear_time() -> None:
     many = tuple([made(number, digests=(digest(f"s{number}"),)) for number in range(MOST)])
     assert Document.of(Document(1, many).text()).held == many
@@ -157,6 +158,7 @@ SETS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(SETS, st.integers(0, 10**9))
 def test_a_document_and_an_entry_are_read_as_they_were_written(held: list[Override], version: int) -> None:
     document = Document(version, tuple(held))

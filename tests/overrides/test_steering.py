@@ -433,6 +433,7 @@ def _bounds() -> int:
     return sum([type(each) is Bound for each in gc.get_objects()])
 
 
+@pytest.mark.slow
 def test_a_rule_that_is_made_ready_for_each_request_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """So does a throttle of REST framework."""
     made: list[str] = []

@@ -25,6 +25,7 @@ def test_the_same_model_gives_the_same_log(tmp_path: Path) -> None:
     assert sha256(text).hexdigest()[:16] == "6d2ce757e9437622"
 
 
+@pytest.mark.slow
 def test_a_log_has_the_size_that_was_asked_for(tmp_path: Path) -> None:
     write(SMALL, tmp_path / "access.log", size=3_000_000)
     assert 3_000_000 <= (tmp_path / "access.log").stat().st_size < 3_001_000

@@ -20,6 +20,7 @@ def framed(events: list[tuple[str, int, int]]) -> pl.DataFrame:
     return pl.DataFrame(events, schema={"who": pl.String(), "time": pl.Int64(), "cost": pl.Int64()}, orient="row")
 
 
+@pytest.mark.slow
 @given(EVENTS, PERIODS, st.sampled_from([1, 300, 2**63]))
 def test_peaks_equal_those_of_a_loop(events: list[tuple[str, int, int]], periods: list[int], end: int) -> None:
     """Also if the line of all identities would be too long, so that they are halved."""
@@ -67,6 +68,7 @@ def test_many_identities_and_long_periods_do_not_overflow() -> None:
     assert found.filter(pl.col("who") == "7").rows() == [("7", 3, 40)]
 
 
+@pytest.mark.slow
 @given(EVENTS.filter(bool), st.integers(1, 70))
 def test_the_engine_refuses_those_whose_peak_is_above_the_limit(
     events: list[tuple[str, int, int]], period: int

@@ -156,6 +156,7 @@ def test_the_numbers_are_those_of_the_decisions() -> None:
         assert {each.name: each.refused for each in found.rules if each.refused} == dict(rules)
 
 
+@pytest.mark.slow
 def test_each_point_of_a_curve_is_a_replay_with_that_limit() -> None:
     whole = traffic(800)
     for texts in (*TEXTS[:3], TEXTS[-1]):

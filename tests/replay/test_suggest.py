@@ -180,6 +180,7 @@ def test_a_key_by_user_does_not_know_offices() -> None:
     assert by_user.limits[2].without_shared < by_ip.limits[2].exact
 
 
+@pytest.mark.slow
 def test_one_day_gives_limits_without_confidence() -> None:
     found = suggested(traffic(ATTACK).filter(pl.col("time") < (pl.col("time").min() // DAY + 1) * DAY), ON)
     assert any(note.startswith("one day only") for note in found.notes)
@@ -222,6 +223,7 @@ def test_no_two_rules_count_the_same_requests_of_a_route() -> None:
     assert methods == [("POST",), ("GET", "HEAD")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("begin", "end"), [(20, 71), (23, 25)])
 def test_how_long_the_log_is(begin: int, end: int) -> None:
     """Issue 26: not how many days of the calendar it touches."""

@@ -357,6 +357,7 @@ def test_every_class_with_a_lock_renews_it() -> None:
     assert not outside, "a lock of a module has no object that could renew it"
 
 
+@pytest.mark.slow
 def test_one_module_registers_with_os() -> None:
     found = [
         module.name

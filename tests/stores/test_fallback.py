@@ -187,6 +187,7 @@ def test_no_task_waits_for_a_probe_and_closing_ends_it() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_probe_that_hangs_ends_at_the_deadline() -> None:
     class Hanging(AsyncAdapter):
         async def run(self, plan: Plan) -> tuple[Outcome, ...]:
@@ -656,6 +657,7 @@ def test_a_second_outage_remembers_the_first(mode: Mode, clock: ManualClock) -> 
     assert used == [4, 3, 2]
 
 
+@pytest.mark.slow
 def test_notes_are_bounded_and_the_newest_stay(clock: ManualClock) -> None:
     local_fallback, inside = LocalFallback(policy="local", clock=clock), MemoryStore(clock=clock)
     for number in range(3 * NOTES + 1):
@@ -669,6 +671,7 @@ def test_notes_are_bounded_and_the_newest_stay(clock: ManualClock) -> None:
     assert results == [True, False, False]
 
 
+@pytest.mark.slow
 def test_an_older_note_of_a_budget_is_not_charged_after_its_newest(clock: ManualClock) -> None:
     """The older one says that all is used. Nine units have come free since."""
     local_fallback, inside = LocalFallback(policy="local", clock=clock), MemoryStore(clock=clock)

@@ -119,6 +119,7 @@ def test_users_of_shared_budgets_are_bounded(clock: ManualClock) -> None:
     assert not store._table._budget_of
 
 
+@pytest.mark.slow
 def test_one_network_uses_up_one_shared_budget(clock: ManualClock) -> None:
     """It invents 10,000 identities. New ones from 200 other networks share its budget with a chance of 1 in 1,024.
 
@@ -161,6 +162,7 @@ def test_the_network_is_read_only_when_the_table_is_full(clock: ManualClock) -> 
     assert set(looked_up) == {"newcomer"}
 
 
+@pytest.mark.slow
 def test_any_number_of_kinds_of_rules_share_bounded_budgets(clock: ManualClock) -> None:
     """When all shared budgets are in use, each further kind has one common budget, and no identity loses its budget."""
     store = MemoryStore(max_keys=1, clock=clock)
