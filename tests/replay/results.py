@@ -317,7 +317,7 @@ def nothing_refused() -> Result:
 HOSTILE = (
     "</script><script>document.title = 'taken'</script>",
     "<img src=x onerror=\"document.title='taken'\">",
-    "[bold]\"quotes' & \\ back\u2028\u202eright to left\u0591 \x1b[31m\x00 🦀 {{data}}",
+    "[bold]\"quotes' & \\ back\u2028\u202eright to left\u0591 zero\u200bwidth\U000e0041 \x1b[31m\x00 🦀 {{data}}",
     "/" + "a" * 10_240,
 )
 

@@ -295,8 +295,9 @@ def test_hostile_text_is_text(opens: Opens) -> None:
     assert script in text
     assert image in text
     assert r"back\u2028\u202eright to left" in text
+    assert r"zero\u200bwidth\U000e0041" in text
     assert r"\x1b[31m\x00" in text
-    assert not set(text) & {"\u202e", "\u2028", "\x1b", "\0"}
+    assert not set(text) & {"\u202e", "\u2028", "\u200b", "\U000e0041", "\x1b", "\0"}
     titles = page.locator("bdi[title]").evaluate_all("(all) => all.map((each) => each.title)")
     assert long in titles
     assert long[:119] + "…" in text

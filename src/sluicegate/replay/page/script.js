@@ -23,11 +23,15 @@ function fill(element, given, children) {
   return element;
 }
 
-/** Text of the log with its control characters shown, so that it cannot reorder or hide what stands around it. */
+/**
+ * Text of the log with what nobody sees shown as Python's `isprintable` and `ascii` do: it cannot reorder or hide what
+ * stands around it, and two texts that look the same are the same.
+ */
 const shown = (text) =>
-  text.replace(/[\p{Cc}\p{Zl}\p{Zp}\p{Bidi_Control}]/gu, (sign) => {
-    const code = sign.codePointAt(0);
-    return code < 256 ? `\\x${code.toString(16).padStart(2, "0")}` : `\\u${code.toString(16).padStart(4, "0")}`;
+  text.replace(/(?! )[\p{C}\p{Z}]/gu, (sign) => {
+    const code = sign.codePointAt(0).toString(16);
+    const [letter, length] = code.length > 4 ? ["U", 8] : code.length > 2 ? ["u", 4] : ["x", 2];
+    return `\\${letter}${code.padStart(length, "0")}`;
   });
 
 function shorten(text, longest = LONGEST) {
