@@ -22,11 +22,12 @@ from starlette.testclient import TestClient
 from sluicegate import Limiter, ManualClock, Rule, Settings
 from sluicegate.algorithms import ALGORITHMS
 from sluicegate.flask import RateLimiter
+from sluicegate.replay import plain
 from sluicegate.replay.caller import StatusIn
 from sluicegate.replay.candidates import Candidate, from_rules
 from sluicegate.replay.closed_loop import Waits, waits_of
 from sluicegate.replay.decide import ALLOWED, Decider, Ready, decided, one_identity
-from sluicegate.replay.plain import Asked, Met, Steps, Strict
+from sluicegate.replay.plain import Asked, Met
 from sluicegate.replay.traffic import COLUMNS
 from sluicegate.rules.ban import Ban
 from sluicegate.starlette import RateLimitMiddleware
@@ -116,7 +117,7 @@ def test_a_plain_rule_decides_as_a_limiter(algorithm: Any, traffic: pl.DataFrame
         clock.advance_us(now - clock.now_us())
         made = limiter.hit(quota, address, cost=units if cost == "cost" else cost, algorithm=algorithm)
         expected.append((made.allowed, None if made.allowed else made.outcomes[0].retry_after))
-    assert Ready(candidate).alone is not None
+    assert Ready(candidate).plain
     assert decisions(traffic, candidate).select("allowed", "retry_after").rows() == expected
 
 
@@ -254,9 +255,13 @@ def test_a_whole_identity_is_decided_as_one_request_after_the_other(
 
 
 @pytest.mark.parametrize("limits", [(1, 3), (5, 40), (70, 300), (101, 1000), (130, 400)])
-def test_windows_of_many_requests_decide_as_their_algorithm(limits: tuple[int, int]) -> None:
-    """In pieces and in bursts, so that each window refuses at some time: what is refused, and who waits how long."""
-    terms = Ready(from_rules([f"{limits[0]}/minute; {limits[1]}/hour"])).terms
+@pytest.mark.parametrize("algorithm", ["sliding-log", "sliding-window", "fixed-window", "gcra"])
+def test_quick_budgets_of_many_requests_are_those_of_their_algorithm(
+    algorithm: str, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces and in bursts, so that each quota refuses at some time: what is refused, and who waits how long."""
+    ready = Ready(from_rules([f"{limits[0]}/minute; {limits[1]}/hour with {algorithm} cost {min(2, limits[0])}"]))
+    ready.sets.append((0, 1))
     random, times, now = Random(1), list[int](), START
     for burst in range(60):
         for _ in range(random.randrange(200)):
@@ -264,8 +269,9 @@ def test_windows_of_many_requests_decide_as_their_algorithm(limits: tuple[int, i
         now += random.randrange(1200) * SECOND
     pieces = [Asked(times[at : at + 1000], [1] * len(times[at : at + 1000])) for at in range(0, len(times), 1000)]
     found = []
-    for made in (lambda: Strict(terms, (1, 1)), lambda: Steps(terms, (1, 1), [(), (0, 1)])):
-        asked, waiting, met = made(), made(), Met()
+    for quick in (plain.QUICK, {}):
+        monkeypatch.setattr(plain, "QUICK", quick)
+        asked, waiting, met = one_identity(ready), one_identity(ready), Met()
         runs = [asked.refused(piece) for piece in pieces]
         for piece in pieces:
             waiting.wait(piece, met)

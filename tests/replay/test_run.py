@@ -17,11 +17,11 @@ import polars as pl
 import pytest
 
 from examples.shop_log import PEOPLE, Model
-from sluicegate import ManualClock, Settings
+from sluicegate import ManualClock, Quota, Settings
 from sluicegate.errors import ReplayError
 from sluicegate.replay import curves, partitions, paste, words
 from sluicegate.replay import run as run_module
-from sluicegate.replay.candidates import Candidate, from_file, from_rules
+from sluicegate.replay.candidates import Candidate, from_file, from_rules, rules_of
 from sluicegate.replay.result import Result
 from sluicegate.replay.routes import Routes, route_of
 from sluicegate.replay.run import replay
@@ -157,23 +157,29 @@ def test_the_numbers_are_those_of_the_decisions() -> None:
 
 
 @pytest.mark.slow
-def test_each_point_of_a_curve_is_a_replay_with_that_limit() -> None:
-    whole = traffic(800)
-    for texts in (*TEXTS[:3], TEXTS[-1]):
-        candidate = from_rules(texts)
-        (rule,) = [each for each in candidate.settings.rules if isinstance(each, Rule)]
+@pytest.mark.parametrize(
+    "texts",
+    [
+        *(TEXTS[0], TEXTS[1], TEXTS[2], TEXTS[6], TEXTS[7]),
+        ["3 per 10 seconds; 9/minute; 100/hour with gcra"],
+        ["9/minute burst 4; 90/hour burst 30 with token-bucket"],
+        ["9/minute with fixed-window", "60/hour with sliding-counter", "3/minute on POST /login"],
+    ],
+)
+def test_each_point_of_a_curve_is_a_replay_with_that_limit(texts: list[str]) -> None:
+    whole, candidate = traffic(800), from_rules(texts)
+    (found,) = replay(Given([whole]), [candidate]).candidates
+    rules = [(rule, at) for rule in rules_of(candidate.settings) for at in range(len(rule.names))]
+    for (rule, at), curve in zip(rules, found.curves, strict=True):
+        assert any((point.limit, point.refused) == (curve.limit, found.refused) for point in curve.points)
         own: Any = rule.quota
-        (found,) = replay(Given([whole]), [candidate]).candidates
-        assert len(found.curves) == len(rule.names)
-        for number, curve in enumerate(found.curves):
-            assert any((point.limit, point.refused) == (curve.limit, found.refused) for point in curve.points)
-            for point in curve.points[::9]:
-                parts = texts[0].partition(": ")[2] or texts[0]
-                quotas = [f"{each.limit} per {each.period} seconds" for each in own]
-                quotas[number] = f"{point.limit} per {own[number].period} seconds"
-                other = replace(candidate.settings, rules=[replace(rule, quota="; ".join(quotas))])
-                refused = whole.filter(~decisions(whole, Candidate(parts, other))["allowed"])
-                assert (point.refused, point.identities) == (refused.height, refused["address"].n_unique())
+        for point in curve.points[::9]:
+            limits = [point.limit if at == place else each.limit for place, each in enumerate(own)]
+            quotas = [Quota(limit, each.period, burst=each.burst) for limit, each in zip(limits, own, strict=True)]
+            others = [replace(each, quota=quotas) if each is rule else each for each in rules_of(candidate.settings)]
+            changed = Candidate("changed", replace(candidate.settings, rules=others))
+            refused = whole.filter(~decisions(whole, changed)["allowed"])
+            assert (point.refused, point.identities) == (refused.height, refused["address"].n_unique())
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from sluicegate.errors import needs
-from sluicegate.replay.decide import OneIdentity, Ready, by_identity, one_identity
-from sluicegate.replay.plain import Met
+from sluicegate.replay.decide import Ready, by_identity, one_identity
+from sluicegate.replay.plain import Met, OneIdentity
 
 with needs("replay"):
     import polars as pl

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property, partial
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import chain, compress
 from math import ceil, floor, log
-from typing import Final, NamedTuple
+from typing import Final
 
 from sluicegate.errors import AlgorithmError, needs
 from sluicegate.plan import Terms
 from sluicegate.quota import MAX_LIMIT
 from sluicegate.replay.candidates import Candidate
-from sluicegate.replay.decide import OneIdentity, Ready, by_identity, one_identity, ruled, with_costs
+from sluicegate.replay.decide import Ready, by_identity, one_identity, ruled
 from sluicegate.replay.peaks import Peaks
-from sluicegate.replay.plain import Strict, reach, with_limit
+from sluicegate.replay.plain import Asked, OneIdentity, Run, reach, with_limit
 
 with needs("replay"):
     import polars as pl
@@ -21,8 +22,8 @@ with needs("replay"):
 STEPS: Final = 20  # on each side of the candidate's own limit
 _FARTHEST: Final = 10  # times more, and less, than the own limit
 
-Known = dict[tuple[object, ...], list[int]]
-"""What points have counted of one frame. A point of a rule that is alone is the same for all candidates with it."""
+Known = dict[tuple[int, frozenset[tuple[object, ...]]], int]
+"""How many requests of an identity some quotas refuse. It is the same in all points and candidates that ask these."""
 Points = list[list[int]]  # for each limit: refused requests, refused identities, people among them
 
 
@@ -36,14 +37,6 @@ def limits(limit: int, steps: int = STEPS) -> list[int]:
     own = steps * log(limit, _FARTHEST)
     around = [round(_FARTHEST ** (step / steps)) for step in range(ceil(own) - steps, floor(own) + steps + 1)]
     return sorted({limit, *[max(1, min(MAX_LIMIT, each)) for each in around]})
-
-
-class _Point(NamedTuple):
-    """One limit of one quota."""
-
-    limit: int
-    begin: Callable[[], OneIdentity]  # returns an identity that has asked nothing yet
-    kept: OneIdentity | None  # the single identity
 
 
 class Scale:
@@ -64,81 +57,116 @@ class Scale:
             self.rules.append((number, terms, chosen))
 
     @cached_property
-    def _points(self) -> list[list[_Point]]:
+    def _points(self) -> list[list[Terms]]:
         """The points of each curve. Their limits rise."""
-        ready, found = self._ready, list[list[_Point]]()
-        for number, own, limits in self.rules:
-            points = []
-            for limit in limits:
-                terms = with_limit(own, limit)
-                begin = partial(one_identity, ready, [*ready.terms[:number], terms, *ready.terms[number + 1 :]])
-                points.append(_Point(terms.limit, begin, begin() if self._single else None))
-            found.append(points)
-        return found
+        return [[with_limit(own, limit) for limit in limits] for _, own, limits in self.rules]
+
+    @cached_property
+    def _reach(self) -> list[int]:
+        """For each quota, the longest time that matters to its limits."""
+        ready = self._ready
+        costs = [ready.bounds[at].rule.cost for at in ready.owner]
+        return [max([reach(each, cost) for each in points]) for cost, points in zip(costs, self._points, strict=True)]
 
     @cached_property
     def _peaks(self) -> list[Peaks]:
-        """For each quota, the most requests of each identity within the longest time that matters to its limits."""
-        ready, found = self._ready, []
-        for number, terms, limits in self.rules:
-            cost = ready.bounds[ready.owner[number]].rule.cost
-            found.append(Peaks(["identity"], [max([reach(with_limit(terms, limit), cost) for limit in limits])]))
-        return found
+        """For each quota, the most requests of each identity within its reach."""
+        return [Peaks(["identity"], [each]) for each in self._reach]
+
+    @cached_property
+    def _kept(self) -> list[list[OneIdentity]]:
+        """The single identity under each point."""
+        ready, own = self._ready, dict(enumerate(self._ready.terms))
+        return [
+            [one_identity(ready, own | {number: each}) for each in points] for number, points in enumerate(self._points)
+        ]
 
     def points(self, frame: pl.DataFrame, programs: pl.Series, known: Known) -> list[Points]:
         """Return what each limit would have refused of a frame, sorted by identity and time, for each rule."""
         if not self.rules:
             return []
         rows, automated = ruled(self._ready, frame), set(programs.to_list())
-        found, left = list[Points](), list[list[tuple[list[int], _Point]]]()
-        for number, points in enumerate(self._points):
-            names = [self._name(number, each.limit) for each in points]
-            new = [each for each in zip(names, points, strict=True) if each[0] not in known]
-            left.append([(known.setdefault(name, [0, 0, 0]), point) for name, point in new])
-            found.append([known[name] for name in names])
-        most = self._most(rows)
+        found: list[Points] = [[[0, 0, 0] for _ in points] for points in self._points]
+        most = {} if self._single else self._most(rows)
         rest = rows if self._single else rows.filter(pl.col("identity").is_in([*most]))
         for identity, _, asked in by_identity(self._ready, rest):
-            units = most.get(identity, {})
-            over = {number for number, each in units.items() if each > self._ready.terms[number].limit}
-            for number, uncounted in enumerate(left):
-                enough = units.get(number, 0) if over <= {number} else MAX_LIMIT
-                for counted, (limit, begin, kept) in uncounted:
-                    if enough <= limit:
-                        if kept is None:
-                            break  # higher limits do not refuse it either
-                        if isinstance(kept, Strict):
-                            kept.admitted(asked)
-                            continue
-                    if runs := (kept or begin()).refused(asked):
-                        counted[0] += sum([after - at for at, after, *_ in runs])
-                        counted[1] += 1
-                        counted[2] += identity not in automated
+            counts = (
+                [[_number(each.refused(asked)) for each in kept] for kept in self._kept]
+                if self._single
+                else self._refused(identity, asked, most[identity], known=known)
+            )
+            for counted, refused in zip(chain(*found), chain(*counts), strict=True):
+                if refused:
+                    counted[0] += refused
+                    counted[1] += 1
+                    counted[2] += identity not in automated
         return found
 
-    def _name(self, number: int, limit: int) -> tuple[object, ...]:
-        """Return what a point depends on, beside the frame."""
-        ready, own = self._ready, self._ready.terms[number]
-        if ready.alone is None or ready.cost is None or self._single:  # a single identity keeps its budgets
-            return id(self), number, limit
-        rule = ready.alone.rule
-        return own.algorithm, own.quota.period_us, own.quota.burst, ready.cost, ready.alone.methods, rule.path, limit
+    def _refused(self, identity: int, asked: Asked, units: dict[int, float], *, known: Known) -> Iterator[list[int]]:
+        """Yield for each quota how many requests of an identity each of its limits refuses.
+
+        `units` has the most units within the reach of a quota. A quota refuses nothing, and is not asked, if its limit
+        is not below them; nor if it is not below the most of the units that the other quotas let through.
+        """
+        ready = self._ready
+        own = {number: terms for number, terms in enumerate(ready.terms) if units.get(number, 0) > terms.limit}
+        for number, points in enumerate(self._points):
+            others = {at: terms for at, terms in own.items() if at != number}
+            least, enough = 0, units.get(number, 0)
+            if others:
+                runs = one_identity(ready, others).refused(asked)
+                least, passed = _number(runs), bytearray(b"") * len(asked.times)
+                for at, after, *_ in runs:
+                    passed[at:after] = bytes(after - at)
+                pairs = compress(zip(*asked, strict=True), passed)
+                times = [time for time, which in pairs if number in ready.sets[which]]
+                enough = min(enough, _peak(times, self._reach[number]) * ready.costs[number])
+            counts = list[int]()
+            for terms in points:
+                if terms.limit >= enough:
+                    counts.append(least)
+                    continue
+                those = others | {number: terms}
+                name = identity, frozenset([self._name(*each) for each in those.items()])
+                if name not in known:
+                    known[name] = _number(one_identity(ready, those).refused(asked))
+                counts.append(known[name])
+            yield counts
+
+    def _name(self, number: int, terms: Terms) -> tuple[object, ...]:
+        """Return what a quota is for the requests of an identity, in whichever candidate."""
+        bound = self._ready.bounds[self._ready.owner[number]]
+        return terms.algorithm, terms.params, bound.rule.cost, bound.methods, bound.rule.path
 
     def _most(self, rows: pl.DataFrame) -> dict[int, dict[int, float]]:
         """Return the identities that some limit might refuse, each with its most units within the reach of a quota."""
         ready, found = self._ready, dict[int, dict[int, float]]()
-        for number, (at, points) in enumerate(zip(ready.owner, self._points, strict=True)):
-            bound, cost = ready.bounds[at], ready.bounds[at].rule.cost
-            mine = with_costs(ready, rows.filter(ready.having(number)), bound)
+        for number, points in enumerate(self._points):
+            mine = rows.filter(ready.having(number))
             if not mine.height:
                 continue
-            if isinstance(cost, int):
-                most = self._peaks[number].add(mine).select("identity", units=pl.nth(1) * cost)
+            if ready.costs:
+                most = self._peaks[number].add(mine).select("identity", units=pl.nth(1) * ready.costs[number])
             else:  # as floats: the sum may leave int64
                 most = mine.group_by("identity").agg(units=pl.col("cost").cast(pl.Float64()).sum())
             for identity, units in most.filter(pl.col("units") > points[0].limit).iter_rows():
                 found.setdefault(identity, {})[number] = units
         return found
+
+
+def _number(runs: list[Run]) -> int:
+    """Return how many requests are refused."""
+    return sum([after - at for at, after, *_ in runs])
+
+
+def _peak(times: list[int], reach: int) -> int:
+    """Return the most of these times within a reach."""
+    most = first = 0
+    for count, time in enumerate(times, 1):
+        while times[first] <= time - reach:
+            first += 1
+        most = max(most, count - first)
+    return most
 
 
 def _possible(terms: Terms, limit: int, least: int) -> bool:

@@ -8,11 +8,11 @@ prove that both agree event by event with a Limiter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sluicegate.address import IPV4_PREFIX
 from sluicegate.errors import RuleError, needs
@@ -20,7 +20,7 @@ from sluicegate.identity import identity_text, joined
 from sluicegate.plan import Decision, Terms
 from sluicegate.replay.caller import LoggedRequest, Places, Row
 from sluicegate.replay.candidates import Candidate, rules_of
-from sluicegate.replay.plain import STRICT, Asked, Steps, Strict, reach
+from sluicegate.replay.plain import Asked, OneIdentity, reach
 from sluicegate.replay.traffic import COLUMNS, HEADER
 from sluicegate.rules.key import Caller, KeySpec, ReadyKey
 from sluicegate.rules.response import Response
@@ -45,8 +45,6 @@ _OCTET: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4: Final = rf"^(?:{_OCTET}\.){{3}}{_OCTET}$"
 _OF_IP: Final = joined([identity_text("ip")])  # the identity of an address begins with this
 
-OneIdentity = Strict | Steps
-"""One identity under plain rules, with its budgets. Its requests may come in pieces, in order of time."""
 ALLOWED: Final = -1  # in the place of the rule that refused
 REFUSALS: Final = {"row": pl.Int64(), "until": pl.Int64(), "rule": pl.Int32()}
 """The columns of refusals: the number of the row, the time at which the same request would pass (null: never), and the
@@ -91,16 +89,9 @@ class Ready:
         self.bans = tuple(dict.fromkeys([each.ban for each in self.terms if each.ban is not None]))
         self.names = (*[each.name for each in (*self.terms, *self.bans)], FORBIDDEN_RULE)
         self.plain = self._has_only_plain_rules()
-        # The only rule, if it has one quota and its charges depend on nothing else.
-        self.alone = self.bounds[0] if self.plain and len(self.terms) == 1 else None
         costs = [self.bounds[at].rule.cost for at in self.owner]
-        self.costs = tuple([cost for cost in costs if isinstance(cost, int)])  # of several plain rules, that of each
-        self.cost = self.costs[0] if self.alone is not None and self.costs else None  # of each request; None: differ
-        # Sliding windows at fixed costs, each of which counts all requests that some rule applies to.
-        self.strict = (
-            all([*self.costs, len(self.costs) == len(self.terms), {each.algorithm for each in self.terms} <= STRICT])
-            and len({(bound.methods, bound.rule.path) for bound in self.bounds}) == 1
-        )
+        # Of each quota of plain rules. There is none if the cost of the only quota differs from request to request.
+        self.costs = tuple([cost for cost in costs if isinstance(cost, int)])
 
     @property
     def wanted(self) -> set[str]:
@@ -311,12 +302,9 @@ def suspects(frame: pl.DataFrame, terms: Terms, cost: object) -> pl.Series:
     return found
 
 
-def one_identity(ready: Ready, other: Sequence[Terms] = ()) -> OneIdentity:
-    """Return an identity that has asked nothing yet. The candidate may have `other` limits in its terms."""
-    terms = other or ready.terms
-    if ready.strict:
-        return Strict(terms, ready.costs)
-    return Steps(terms, ready.costs, ready.sets if ready.alone is None else ())
+def one_identity(ready: Ready, other: Mapping[int, Terms] | None = None) -> OneIdentity:
+    """Return an identity that has asked nothing yet. `other` quotas, by number, replace those of the rules."""
+    return OneIdentity(dict(enumerate(ready.terms)) if other is None else other, ready.costs, ready.sets)
 
 
 class Decided(NamedTuple):
@@ -329,21 +317,15 @@ class Decided(NamedTuple):
 
 def ruled(ready: Ready, frame: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of known identities that some rule applies to. The column `set` has the number of the set of its
-    quotas. If the cost of the only rule differs from request to request, the column `cost` has it.
+    quotas. If the cost of the only quota differs from request to request, the column `cost` has it.
     """
     known = frame.filter(pl.col("identity").is_not_null())
     rows = known.with_columns(ready.numbered(known).alias("set")).filter(pl.col("set") > 0)
-    return rows if ready.alone is None else with_costs(ready, rows, ready.alone)
-
-
-def with_costs(ready: Ready, rows: pl.DataFrame, bound: Bound) -> pl.DataFrame:
-    """Add the column `cost`, if the cost of a rule differs from request to request and the rows lack it."""
-    cost = bound.rule.cost
-    if isinstance(cost, int) or "cost" in rows.columns:
+    if ready.costs or not ready.plain:
         return rows
     # A rule is not plain if an async function, or one without columns, returns its cost.
-    columns = [*getattr(cost, "columns", ())]
-    costs = mapped(rows, columns, lambda values, at: cost(ready.request(values, at)), kind=pl.Int64())
+    cost: Any = ready.bounds[0].rule.cost
+    costs = mapped(rows, [*cost.columns], lambda values, at: cost(ready.request(values, at)), kind=pl.Int64())
     return rows.with_columns(costs.alias("cost"))
 
 
@@ -353,19 +335,15 @@ def suspected(ready: Ready, rows: pl.DataFrame) -> pl.DataFrame:
     """
     found = []
     for number, (at, terms) in enumerate(zip(ready.owner, ready.terms, strict=True)):
-        bound = ready.bounds[at]
-        mine = rows if ready.alone is not None else rows.filter(ready.having(number))
-        found.append(suspects(with_costs(ready, mine, bound), terms, bound.rule.cost))
+        found.append(suspects(rows.filter(ready.having(number)), terms, ready.bounds[at].rule.cost))
     return rows.filter(pl.col("identity").is_in(pl.concat(found).unique().implode()))
 
 
 def by_identity(ready: Ready, frame: pl.DataFrame) -> Iterator[tuple[int, list[int], Asked]]:
-    """Yield each identity, the numbers of its rows, and its requests. These are decided also by the numbers of the sets
-    of their quotas, or by their costs under the only rule.
-    """
-    names = ["row", "time", *(["set"] if ready.alone is None else ["cost"] if ready.cost is None else [])]
-    for identity, rows, times, *values in frame.group_by("identity", maintain_order=True).agg(names).iter_rows():
-        yield identity, rows, Asked(times, values[0] if values else [ready.cost or 0] * len(rows))
+    """Yield each identity, the numbers of its rows, and its requests."""
+    names = ["row", "time", "set" if ready.costs else "cost"]
+    for identity, rows, *asked in frame.group_by("identity", maintain_order=True).agg(names).iter_rows():
+        yield identity, rows, Asked(*asked)
 
 
 def decided(ready: Ready, frame: pl.DataFrame, kept: OneIdentity | None = None) -> Decided:
