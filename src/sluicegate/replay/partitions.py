@@ -20,8 +20,8 @@ from sluicegate.errors import ReplayError, needs
 with needs("replay"):
     import polars as pl
 
-PIECE: Final = 500_000  # rows in memory; then they are written
-PARTS: Final = 16  # of a short log
+PIECE: Final = 200_000  # rows in memory; then they are written, and several processes share the parts
+PARTS: Final = 4  # of a log that is written
 ROWS: Final = 200_000
 """Rows of a partition on average, above which there are twice as many partitions. So the memory that a partition needs
 does not depend on the length of the log.
