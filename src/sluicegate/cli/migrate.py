@@ -22,19 +22,24 @@ def migrate(paths: tuple[Path, ...], *, write: bool, as_json: bool) -> None:
 
     files = library.migrate(paths)
     changed = [each for each in files if each.after != each.before]
-    left = [(str(each.path), line, text) for each in files for line, text in (each.left if write else each.left_before)]
+    places = [(str(each.path), *place) for each in files for place in (each.left if write else each.left_before)]
+    left = [
+        (file, line, text.removeprefix(library.ADVICE), not text.startswith(library.ADVICE))
+        for file, line, text in places
+    ]
     try:
         library.write(changed if write else ())
     except OSError as error:
         raise click.FileError(str(error.filename), error.strerror) from error
     if as_json:
-        names = ("file", "line", "text")
+        names = ("file", "line", "text", "needed")
         found = [{"file": str(each.path), "diff": each.diff} for each in changed]
         print_json({"changed": found, "left": [dict(zip(names, each, strict=True)) for each in left], "written": write})
         return
     for each in () if write else changed:
         click.echo(each.diff, nl=False)
-    for file, line, text in left:  # beside the diff: that can go into a file
-        click.echo(f"{file}:{line}: {text}", err=True)
+    for heading, is_needed in (("Before the application starts:", True), ("What differs:", False)):
+        lines = [f"{file}:{line}: {text}" for file, line, text, needed in left if needed is is_needed]
+        click.echo("".join([f"{each}\n" for each in [heading, *lines] if lines]), nl=False, err=True)
     would = "changed" if write else "would change; --write writes them"
     click.echo(f"{count(len(changed), 'file')} {would}. {count(len(left), 'place')} left for you.", err=True)

@@ -23,6 +23,7 @@ from sluicegate.migrate.project import ROOTS, Project
 with needs("migrate"):
     import libcst as cst
 
+    from sluicegate.migrate.transform import ADVICE as ADVICE
     from sluicegate.migrate.transform import MARK, rewrite
 
 _OTHERS: Final = ("RATELIMIT_", "MIDDLEWARE", "FastAPI", ".limit", "view_rate_limit")  # words of a file that may change
@@ -45,7 +46,7 @@ class Migrated:
     @property
     def left(self) -> list[tuple[int, str]]:
         """The lines of the file after, and what a person has to do there."""
-        return [(1, self.problem), *_marked(self.after)] if self.problem else _marked(self.after)
+        return [(1, self.problem)] if self.problem else _marked(self.after)
 
     @property
     def left_before(self) -> list[tuple[int, str]]:
@@ -55,6 +56,8 @@ class Migrated:
     @property
     def diff(self) -> str:
         """The change as a unified diff; empty without one."""
+        if self.before == self.after:
+            return ""
         before, after = [_text(text).splitlines(keepends=True) for text in (self.before, self.after)]
         lines = difflib.unified_diff(before, after, fromfile=str(self.path), tofile=str(self.path))
         return "".join([line if line.endswith("\n") else f"{line}\n" for line in lines])
@@ -82,7 +85,11 @@ def migrate(paths: Iterable[Path]) -> list[Migrated]:
     project.read(trees)
     words = [word.encode() for word in (*ROOTS, *project.limiters, MARK, *_OTHERS)]
     about = [each for each in found if any(word in each.before for word in words) or (each.problem and not each.before)]
-    return [each if each.problem else _migrated(each, project) for each in about]
+    made = [_migrated(each, project) for each in about]
+    if any(b"RateLimitMiddleware" in each.after for each in (*found, *made)):
+        return made
+    project.has_middleware = False  # and the file of the first limit says so
+    return [_migrated(each, project) for each in about]
 
 
 def write(files: Iterable[Migrated]) -> None:
@@ -108,6 +115,8 @@ def write(files: Iterable[Migrated]) -> None:
 
 
 def _migrated(file: Migrated, project: Project) -> Migrated:
+    if file.problem:
+        return file
     try:
         after, new = rewrite(file.before, project)
         compile(after, str(file.path), "exec", dont_inherit=True)
@@ -137,8 +146,6 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _text(source: bytes) -> str:
-    try:
-        encoding = tokenize.detect_encoding(io.BytesIO(source).readline)[0]
-    except SyntaxError:
-        encoding = "utf-8"
+    """Return the text of a file that Python can read."""
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
     return source.decode(encoding, "replace")

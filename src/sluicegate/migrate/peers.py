@@ -17,6 +17,7 @@ from sluicegate.migrate.rewrite import (
     FIRST,
     Arguments,
     Construct,
+    Convert,
     Expression,
     Left,
     Option,
@@ -29,52 +30,57 @@ from sluicegate.migrate.rewrite import (
     is_function,
     last,
     no_function,
+    same,
     source,
 )
 from sluicegate.quota import Quota
 
-_ALLOWING: Final = chosen({True: "allow", False: None, None: None})
-_OLDER_FIELDS: Final = chosen({True: "x-ratelimit", False: None, None: None})
-_SCOPE: Final = no_function('a scope is a name here: make the function a part of the key, key=("ip", f)')
 _NO_SCOPE: Final = "give it a scope: there its routes share a budget, without a scope each has its own"
 _BY_PATH: Final = 'there each value of a path parameter has a budget; for that write key=("ip", "path:name")'
 _BY_VIEW: Final = "there all values of a path parameter share a budget; with this key each has its own"
+
+
 _KINDS: Final = chosen(
     {"fixed-window": "fixed-window", "moving-window": "sliding-log", "sliding-window-counter": "sliding-counter"}
 )
 
+
+def _options(names: str, conversions: Mapping[str, Convert]) -> dict[str, Option]:
+    """Return the options of this text, in the order in which they may be given without a name: a name that is the same
+    here, "there=here", or "there=" for what is not needed here.
+    """
+    pairs = [each.partition("=") for each in names.split()]
+    return {name: Option(to := here if other else name, conversions.get(to, same)) for name, other, here in pairs}
+
+
 # Flask-Limiter and slowapi: one came from the other
 
 
-def _limiter(needs: int) -> dict[str, Option]:
-    """Return the options of a limiter that both have. `needs` says how many arguments a function takes there."""
+def _conversions(needs: int) -> dict[str, Convert]:
+    """Return what is written in another way here, by the name here. `needs` says how many arguments a function takes
+    there.
+    """
     return {
-        "key_func": Option("key", function(needs, is_key=True)),
-        "default_limits": Option("default_limits", no_function("a function can be the quota of a Rule, in rules=[…]")),
-        "enabled": Option("enabled"),
-        "in_memory_fallback_enabled": Option(""),  # the default here
-        "application_limits": Option("application"),
-        "headers_enabled": Option("headers", _OLDER_FIELDS),
-        "strategy": Option("algorithm", _KINDS),
-        "storage_uri": Option("store"),
-        "swallow_errors": Option("on_store_failure", _ALLOWING),
-        "key_prefix": Option("prefix"),
-        "app": Option(FIRST),
+        FIRST: called(needs),
+        "cost": called(needs),
+        "key": function(needs, is_key=True),
+        "when": function(needs, negated=True),
+        "scope": no_function('a scope is a name here: make the function a part of the key, key=("ip", f)'),
+        "error_message": no_function("error_message is a text; on_denied is a function"),
+        "default_limits": no_function("a function can be the quota of a Rule, in rules=[…]"),
+        "headers": chosen({True: "x-ratelimit", False: None, None: None}),
+        "on_store_failure": chosen({True: "allow", False: None, None: None}),
+        "algorithm": _KINDS,
     }
 
 
-def _limit(needs: int, first: str) -> dict[str, Option]:
-    """Return the options of a limit that both have, with those in front that may be given without a name."""
-    options = {
-        **{name: Option(name) for name in ("per_method", "methods", "override_defaults")},
-        "scope": Option("scope", _SCOPE),
-        "error_message": Option("error_message", no_function("error_message is a text; on_denied is a function")),
-        "limit_value": Option(FIRST, called(needs)),
-        "key_func": Option("key", function(needs, is_key=True)),
-        "exempt_when": Option("when", function(needs, negated=True)),
-        "cost": Option("cost", called(needs)),
-    }
-    return {name: options[name] for name in (*first.split(), *options)}
+_OF_LIMITER: Final = (
+    "key_func=key default_limits application_limits=application headers_enabled=headers strategy=algorithm "
+    "storage_uri=store swallow_errors=on_store_failure key_prefix=prefix enabled in_memory_fallback_enabled= app=first"
+)
+_OF_LIMIT: Final = " per_method methods error_message exempt_when=when cost override_defaults"
+_OF_ONE: Final = "limit_value=first key_func=key"
+_OF_SHARED: Final = "limit_value=first scope key_func=key"
 
 
 def _defaults(place: str, *, beside: bool) -> Callable[[Arguments, Site], None]:
@@ -123,27 +129,30 @@ def _shared(arguments: Arguments, site: Site) -> None:
         arguments["key"] = code(site.project.key)
 
 
-_NO_FLAGS: Final = chosen({}, "exempt(…, defaults_only=True) frees from the default limits alone")
-_FLASK_LIMIT: Final = {**_limit(0, "limit_value key_func"), "deduct_when": Option("charge_when")}
-_FLASK_SHARED: Final = {**_limit(0, "limit_value scope"), "deduct_when": Option("charge_when")}
+_NO_FLAGS: Final = {"": chosen({}, "exempt(…, defaults_only=True) frees from the default limits alone")}
+_TO_FLASK: Final = {**_conversions(0), "name": _conversions(0)["scope"]}
+_FLASK_LIMITER: Final = _options(_OF_LIMITER, _TO_FLASK)
+_FLASK_LIMIT: Final = _options(f"{_OF_ONE} scope=name deduct_when=charge_when{_OF_LIMIT}", _TO_FLASK)
+_FLASK_SHARED: Final = _options(f"{_OF_SHARED} deduct_when=charge_when{_OF_LIMIT}", _TO_FLASK)
 _FLASK: Final = {
-    "Limiter": Construct("flask.RateLimiter", _limiter(0), _defaults("request.endpoint", beside=True)),
-    "Limiter.limit": Construct("flask.limit", {**_FLASK_LIMIT, "scope": Option("name", _SCOPE)}, _for_methods),
+    "Limiter": Construct("flask.RateLimiter", _FLASK_LIMITER, _defaults("request.endpoint", beside=True)),
+    "Limiter.limit": Construct("flask.limit", _FLASK_LIMIT, _for_methods),
     "Limiter.shared_limit": Construct("flask.limit", _FLASK_SHARED, _shared),
-    "Limiter.exempt": Construct("flask.exempt", {"obj": Option(FIRST), "flags": Option("", _NO_FLAGS)}),
+    "Limiter.exempt": Construct("flask.exempt", _options("obj=first flags=", _NO_FLAGS)),
     "Limiter.init_app": Construct(),
     "RateLimitExceeded": Construct("flask.RateLimited"),
 }
 
-_SLOWAPI_LIMITER: Final = {**_limiter(1), "key_style": Option("key_style")}  # which _defaults takes out
-_SLOWAPI_LIMIT: Final = _limit(1, "limit_value key_func per_method methods error_message exempt_when cost")
-_SLOWAPI_SHARED: Final = _limit(1, "limit_value scope key_func error_message exempt_when cost")
+_TO_ASGI: Final = _conversions(1)
+_SLOWAPI_LIMITER: Final = _options(f"{_OF_LIMITER} key_style", _TO_ASGI)
+_SLOWAPI_LIMIT: Final = _options(f"{_OF_ONE}{_OF_LIMIT}", _TO_ASGI)
+_SLOWAPI_SHARED: Final = _options(f"{_OF_SHARED} error_message exempt_when=when cost{_OF_LIMIT}", _TO_ASGI)
 _REMOVED: Final = ("SlowAPIMiddleware", "SlowAPIASGIMiddleware", "_rate_limit_exceeded_handler")
 _SLOWAPI: Final = {
     "Limiter": Construct("Settings", _SLOWAPI_LIMITER, _defaults("request.url.path", beside=False)),
     "Limiter.limit": Construct("{web}.limit", _SLOWAPI_LIMIT),
     "Limiter.shared_limit": Construct("{web}.limit", _SLOWAPI_SHARED, _shared),
-    "Limiter.exempt": Construct("{web}.exempt", {"obj": Option(FIRST)}),
+    "Limiter.exempt": Construct("{web}.exempt", _options("obj=first", {})),
     "RateLimitExceeded": Construct("RateLimitExceeded"),
     **dict.fromkeys(_REMOVED, Construct(removed=True)),
 }
@@ -183,7 +192,7 @@ def _by_address(arguments: Arguments, site: Site) -> None:
         arguments["scope"] = code(f'"{name}"')
 
 
-_FASTAPI_OPTIONS: Final = {"limiter": Option(FIRST), "identifier": Option("key", function(1, is_key=True))}
+_FASTAPI_OPTIONS: Final = _options("limiter=first identifier=key", {"key": _TO_ASGI["key"]})
 _FASTAPI: Final = {
     "RateLimiter": Construct("fastapi.RateLimit", _FASTAPI_OPTIONS, _by_address),
     "skip_limiter": Construct("fastapi.exempt"),
@@ -239,22 +248,22 @@ def _methods(given: Expression, site: Site) -> Expression | None:
     return given if site.constant(given) is ... else code("[{given}]", given=given)
 
 
-def _rated(arguments: Arguments, site: Site) -> None:
+def _of_group(arguments: Arguments, site: Site) -> None:
+    """Say that a group has a budget for each of its rates there."""
     if FIRST not in arguments:
         raise Left("without a rate it limits nothing; here each limit has a quota")
+    group, rate = (source(arguments.get(name, code("None"))) for name in ("scope", FIRST))
+    if group != "None" and site.project.groups.setdefault(group, rate) != rate:
+        site.notes.append("there each rate of a group has its own budget: give this one another scope")
 
 
-_DJANGO_OPTIONS: Final = {
-    "group": Option("scope"),
-    "key": Option("key", _key_of_django),
-    "rate": Option(FIRST, _rate_of_django),
-    "method": Option("methods", _methods),
-    "block": Option("mode", chosen({True: None, False: "shadow"})),
-}
+_TO_DJANGO: Final = {
+    "key": _key_of_django, FIRST: _rate_of_django, "methods": _methods, "mode": chosen({True: None, False: "shadow"})
+}  # fmt: skip
+_DJANGO_OPTIONS: Final = _options("group=scope key rate=first method=methods block=mode", _TO_DJANGO)
 _DJANGO: Final = {
-    "ratelimit": Construct("django.limit", _DJANGO_OPTIONS, _rated),
-    "ALL": Construct(),
-    "UNSAFE": Construct(),
+    "ratelimit": Construct("django.limit", _DJANGO_OPTIONS, _of_group),
+    **dict.fromkeys(("ALL", "UNSAFE"), Construct()),
 }
 
 # REST framework
@@ -281,21 +290,20 @@ TEXTS: Final[Mapping[str, str]] = {
 
 MIDDLEWARES: Final = ("sluicegate.django.RateLimitMiddleware", "django_ratelimit.middleware.RatelimitMiddleware")
 
-SETTINGS: Final[Mapping[str, Option]] = {
-    "RATELIMIT_ENABLE": Option("ENABLED"),
-    "RATELIMIT_FAIL_OPEN": Option("ON_STORE_FAILURE", chosen({True: "allow", False: "deny"})),
-    "RATELIMIT_IPV4_MASK": Option("IPV4_PREFIX"),
-    "RATELIMIT_IPV6_MASK": Option("IPV6_PREFIX"),
-}
+SETTINGS: Final = _options(
+    "RATELIMIT_ENABLE=ENABLED RATELIMIT_FAIL_OPEN=ON_STORE_FAILURE"
+    " RATELIMIT_IPV4_MASK=IPV4_PREFIX RATELIMIT_IPV6_MASK=IPV6_PREFIX",
+    {"ON_STORE_FAILURE": chosen({True: "allow", False: "deny"})},
+)
 """By each setting of django-ratelimit: what it is in the dictionary SLUICEGATE."""
 
-CONFIG: Final[Mapping[str, Option]] = {
-    **{
-        f"RATELIMIT_{name.upper()}": replace(option, to=f"SLUICEGATE_{option.to.upper()}")
-        for name, option in _limiter(0).items()
-        if option.to
-    },
-    "RATELIMIT_DEFAULT": Option("SLUICEGATE_DEFAULT_LIMITS"),
+_KEYS_OF_CONFIG: Final = (
+    "key_func=key default=default_limits enabled headers_enabled=headers strategy=algorithm "
+    "storage_uri=store swallow_errors=on_store_failure key_prefix=prefix"
+)
+CONFIG: Final = {
+    f"RATELIMIT_{name.upper()}": replace(option, to=f"SLUICEGATE_{option.to.upper()}")
+    for name, option in _options(_KEYS_OF_CONFIG, _TO_FLASK).items()
 }
 """By each key of Flask-Limiter in Flask's configuration: the key here."""
 

@@ -41,14 +41,14 @@ class Project:
 
     roots: set[str] = field(default_factory=set)
     limiters: dict[str, str] = field(default_factory=dict)  # a name, and one with its owner → what made it
-    factories: dict[str, str] = field(default_factory=dict)  # the name of a function → what its limiter is made by
     functions: dict[str, Function] = field(default_factory=dict)
     constants: dict[str, object] = field(default_factory=dict)  # `...` where two files say two things
     limited: set[str] = field(default_factory=set)  # what a limit is given to by a call, such as a blueprint
     inside: set[str] = field(default_factory=set)  # of these the blueprints that another one of them limits
+    groups: dict[str, str] = field(default_factory=dict)  # a group of django-ratelimit → its first rate
     has_paths: bool = False  # whether a path has parameters, as Starlette writes them
     has_defaults: bool = False  # whether a limiter has limits that each view has for itself
-    has_middleware: bool = False  # whether an application has the middleware here, or gets it
+    has_middleware: bool = True  # whether an application has the middleware here, or gets it
     has_star: bool = False  # whether a file imports all names of a library
     key: str | None = None  # the key of these limits, where it can be written in any file
     web: str = "starlette"
@@ -89,7 +89,6 @@ class Project:
                 case ast.ImportFrom(module=str(library), names=[ast.alias(name="*")]):
                     self.has_star |= bool(roots_of(library))
                 case ast.Assign() | ast.AnnAssign() | ast.NamedExpr():
-                    self.has_middleware |= self._places_middleware(node, names)
                     for target, value in _pairs(node):
                         self._read_value(target, value, module=module, names=names)
                         if node in top and isinstance(target, ast.Name):
@@ -98,18 +97,12 @@ class Project:
                             self.constants[target.id] = literal if same else ...
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                     self.functions[name] = Function.of(node)
-                    given = [each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value]
-                    if made := next(filter(None, [self._made(each, names) for each in given]), None):
-                        self.factories[name] = made
                 case ast.Call(func=ast.Call(func=ast.Attribute(attr="limit" | "shared_limit")), args=[target]):
                     self.limited.add(_last(target))
                 case ast.Call(func=ast.Attribute(value=outer, attr="register_blueprint"), args=[inner, *_]):
-                    if _last(outer) in self.limited:
-                        self.limited.add(_last(inner))
-                        self.inside.add(_last(inner))
+                    self.inside |= {_last(inner)} if _last(outer) in self.limited | self.inside else set()
                 case ast.Name(id=name) | ast.Constant(value=str(name)) | ast.keyword(arg=str(name)):
                     self.has_defaults |= name in _DEFAULTS
-                    self.has_middleware |= name == "RateLimitMiddleware"
 
     def _read_value(self, target: ast.expr, value: ast.expr, *, module: str, names: Mapping[str, str]) -> None:
         name = _last(target)
@@ -123,28 +116,17 @@ class Project:
             given = [each.value for each in value.keywords if each.arg == "key_func"] or value.args
             self.key = '"ip"' if given and _last(given[0]) in _ADDRESS else None
 
-    def _places_middleware(self, node: _Assignment, names: Mapping[str, str]) -> bool:
-        """True for an assignment that the transformer gives the middleware to."""
-        if isinstance(node.value, ast.Call) and _dotted(node.value.func, names) == "fastapi.FastAPI":
-            return "fastapi_limiter" in self.roots and not isinstance(node, ast.NamedExpr)
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        is_place = len(targets) == 1 and _dotted(targets[0], {}).endswith(".state.limiter")
-        return is_place and node.value is not None and self._made(node.value, names) == "slowapi.Limiter"
-
     def _made(self, value: ast.expr, names: Mapping[str, str]) -> str | None:
-        """Return what a limiter is made by, of a call, of a factory's call, or of a limiter."""
+        """Return what a limiter is made by, of a call or of a limiter."""
         if not isinstance(value, ast.Call):
             return self.limiter(_dotted(value, names))
-        made = canonical(_dotted(value.func, names))
-        return made if made in _MADE else self.factories.get(_last(value.func))
+        return made if (made := canonical(_dotted(value.func, names))) in _MADE else None
 
 
 def _pairs(node: _Assignment) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Return each target of an assignment with its value."""
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            yield from zip(target.elts, node.value.elts, strict=False)
-        elif node.value is not None:
+        if node.value is not None:
             yield target, node.value
 
 
@@ -176,12 +158,13 @@ def bound(table: SymbolTable, about: Collection[str]) -> set[str]:
 
 
 def values(tree: ast.Module) -> set[str]:
-    """Return each name that a file assigns, where it is no import, function or lambda anywhere in the file."""
+    """Return each name that a file assigns, where it is no function or lambda anywhere in the file."""
     nodes = [*ast.walk(tree)]
-    pairs = [pair for each in nodes if isinstance(each, (ast.Assign, ast.AnnAssign)) for pair in _pairs(each)]
     made = {each.name for each in nodes if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))}
-    made |= {_last(target) for target, value in pairs if isinstance(value, ast.Lambda)}
-    return {_last(target) for target, _ in pairs} - made - imports(tree).keys()
+    made |= {
+        _last(each.targets[0]) for each in nodes if isinstance(each, ast.Assign) and isinstance(each.value, ast.Lambda)
+    }
+    return {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)} - made
 
 
 def canonical(name: str) -> str | None:

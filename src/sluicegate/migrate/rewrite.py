@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,7 +16,7 @@ from sluicegate.migrate.project import Function, Project
 Expression = cst.BaseExpression
 Arguments = dict[str, Expression]
 
-FIRST: Final = "*"
+FIRST: Final = "first"
 """The name of an argument that is given first, without a name."""
 
 
@@ -129,30 +130,25 @@ def function(needs: int, *, negated: bool = False, is_key: bool = False, extra: 
         found = _function(given, site)
         if extra and found is not None and found.reads_first:
             raise Left("the function reads the group, which none gets here; write it as a function of the request")
+        prefix = "not " if negated else ""
         if isinstance(given, cst.Lambda):
-            return _of_request(given, extra=extra, negated=negated)
+            names = [each.strip() for each in source(given.params).split(",")]
+            if re.search("[=*/]", source(given.params)) or len([*filter(None, names)]) not in {extra, extra + 1}:
+                raise Left("write it as a function of the request")
+            name = (names[extra:] or ["request"])[0] or "request"
+            made = cst.ensure_type(code(f"lambda {name}: {prefix}x"), cst.Lambda)
+            if not negated:
+                return made.with_changes(body=given.body)
+            whole = given.body.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+            return made.with_changes(body=made.body.with_changes(expression=whole))
         # django-ratelimit gives both by position; slowapi gives a request to what names it.
         takes = needs if found is None or extra or "request" in found.names else min(needs, found.needs)
         if takes == 1 and not negated and not extra:
             return given
         call = f"{{given}}({', '.join([*(['None'] * extra), 'request'][-takes:] if takes else [])})"
-        return code(f"lambda request: {'not ' if negated else ''}{call}", given=given)
+        return code(f"lambda request: {prefix}{call}", given=given)
 
     return convert
-
-
-def _of_request(given: cst.Lambda, *, extra: int, negated: bool) -> Expression:
-    """Write a lambda with the request first. What has a default keeps it, because no library gives it a value."""
-    params = given.params.params[extra:]
-    if given.params.posonly_params or (extra and not params):
-        raise Left("write it as a function of the request")
-    if not extra and (not params or (params[0].default is not None and params[0].name.value != "request")):
-        params = [cst.Param(cst.Name("request")), *params]
-    first = params[0].with_changes(default=None, equal=cst.MaybeSentinel.DEFAULT)
-    params = [first if params[1:] else first.with_changes(comma=cst.MaybeSentinel.DEFAULT), *params[1:]]
-    body = code("not ({body})", body=given.body) if negated else given.body
-    space = cst.SimpleWhitespace(" ")
-    return given.with_changes(params=given.params.with_changes(params=params), body=body, whitespace_after_lambda=space)
 
 
 def called(needs: int) -> Convert:

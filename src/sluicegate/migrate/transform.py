@@ -15,24 +15,13 @@ from libcst.metadata import MetadataWrapper, PositionProvider, QualifiedNameProv
 
 from sluicegate.migrate.peers import CONFIG, CONSTRUCTS, DECISION, INSIDE, MIDDLEWARES, SETTINGS, TEXTS, note_of
 from sluicegate.migrate.project import ROOTS, Project, bound, imports, roots_of, values, words
-from sluicegate.migrate.rewrite import (
-    FIRST,
-    Arguments,
-    Construct,
-    Expression,
-    Left,
-    Option,
-    Site,
-    code,
-    constant,
-    last,
-    source,
-)
+from sluicegate.migrate.rewrite import FIRST, Construct, Expression, Left, Site, code, constant, last, source
 
 MARK: Final = "# sluicegate: "
 """The start of the comment at a place that a person has to look at."""
+ADVICE: Final = "note: "
+"""The start of a text about what differs. Without what another text asks for, the application does not start."""
 
-_Table = Mapping[str, Option]
 _DJANGO: Final = ("django_ratelimit", "rest_framework")
 
 
@@ -73,15 +62,13 @@ class _Rewriter(cst.CSTTransformer):
         self.site = site
         self.places: list[tuple[int, str]] = []
         self._words = words(text)
-        self._requests = {"request"}  # what views call the request that a limit of django-ratelimit writes on
-        self._nets = [(net, note) for roots, file, net, note in _NETS if self._has(*roots) and re.search(file, text)]
-        self._errors = {"e", "err", "error", "ex", "exc", "exception"}
+        self._nets = [(re.compile(net), note or _STAR * site.project.has_star) for roots, file, net, note in _NETS
+                      if self._has(*roots) and re.search(file, text)]  # fmt: skip
         self._names = self.site.names
         self._notes: list[dict[cst.CSTNode, str]] = [{}]  # of the module and of each statement: a node → its comment
         self._uses: set[cst.CSTNode] = set()  # the names that are called, decorate or are a type
         self._blocks: set[cst.CSTNode] = set()  # what a `with` enters
         self._leading: dict[cst.CSTNode, Sequence[cst.EmptyLine]] = {}  # a node → lines above it that another one has
-        self._below: dict[cst.CSTNode, str] = {}  # a node → the statement that follows its own
         self._has_dictionary = "SLUICEGATE" in site.taken
         self._has_star = "*" in site.imports.values()
 
@@ -90,8 +77,6 @@ class _Rewriter(cst.CSTTransformer):
     def _named(self, original: Expression, updated: Expression) -> Expression:
         every = self.get_metadata(QualifiedNameProvider, original, ())
         names = [each.name if each.source is QualifiedNameSource.IMPORT else source(original) for each in every]
-        if "fastapi.FastAPI" in names:
-            self._names[updated] = "fastapi.FastAPI"
         found = next(filter(None, map(self.site.project.named, names)), None)
         if found is None or (found.startswith("rest_framework.") and found not in CONSTRUCTS):
             return updated
@@ -113,18 +98,13 @@ class _Rewriter(cst.CSTTransformer):
     def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> Expression:
         """Rewrite a dotted name, and what django-ratelimit writes on a request."""
         self._notes[-1].pop(updated_node.value, None)  # the longer name says more
-        if self._is_request(original_node.value) and m.matches(original_node, _LIMITED):
-            return self._would_refuse(updated_node.value)
-        value, name = original_node.value, original_node.attr.value
-        of_error = name == "limit" and isinstance(value, cst.Name) and value.value in self._errors
-        if (of_error or name == "view_rate_limit") and self._has("flask_limiter", "slowapi"):
-            self._notes[-1][updated_node.value] = DECISION
+        if updated_node.attr.value == "limited" and (asked := self._would_refuse(original_node, updated_node.value)):
+            return asked
         return self._named(original_node, updated_node)
 
-    def _is_request(self, given: Expression) -> bool:
-        return self._has("django_ratelimit") and (last(given) == "request" or source(given) in self._requests)
-
-    def _would_refuse(self, request: Expression) -> Expression:
+    def _would_refuse(self, asked: Expression, request: Expression) -> Expression | None:
+        if not self._has("django_ratelimit") or _ASKED.fullmatch(source(asked)) is None:
+            return None
         text = f'getattr({self.site.use("sluicegate.django.decision")}({{request}}), "would_refuse", False)'
         return code(text, request=request)
 
@@ -141,9 +121,9 @@ class _Rewriter(cst.CSTTransformer):
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> Expression:
         """Rewrite a call. If it cannot be, it stays."""
-        if m.matches(original_node, _GETS_LIMITED) and self._is_request(original_node.args[0].value):
-            return self._would_refuse(updated_node.args[0].value)
         func = updated_node.func
+        if last(func) == "getattr" and (asked := self._would_refuse(original_node, updated_node.args[0].value)):
+            return asked
         name = "" if isinstance(func, cst.Call) else self._names.get(func, "")  # not of a call: that is a decorator
         construct = CONSTRUCTS.get(name, _NOTHING)
         made: Expression = updated_node
@@ -156,25 +136,27 @@ class _Rewriter(cst.CSTTransformer):
                 made = self._called(updated_node, construct)
         except Left as reason:
             made = updated_node.with_changes(func=original_node.func)
-            self._notes[-1][made] = str(reason)
+            name, self._notes[-1][made] = "", str(reason)
         self._names[made] = name
-        inside = any(last(each.value) in self.site.project.inside for each in updated_node.args)
-        if inside and isinstance(func, cst.Call) and self._replaces(func):
+        if any(last(each.value) in self.site.project.inside for each in updated_node.args) and self._replaces(func):
             self._notes[-1][made] = _BOTH_HOLD
         return made
 
     def _replaces(self, limit: Expression) -> bool:
         """True for a limit that replaces those around it in Flask-Limiter."""
-        return self._names.get(limit, "").endswith("limit") and "override_defaults=False" not in source(limit)
+        is_limit = isinstance(limit, cst.Call) and self._names.get(limit) == "flask_limiter.Limiter.limit"
+        return is_limit and "override_defaults=False" not in source(limit)
 
     def _called(self, call: cst.Call, construct: Construct) -> cst.Call:
         names = tuple(construct.options)
         # The first argument was the application in older versions.
-        positional = ("app", *names[1:]) if names[0] == "key_func" in _given(call) else names
-        values: Arguments = {}
-        origins: dict[str, cst.Arg] = {}
+        given = {each.keyword.value for each in call.args if each.keyword is not None}
+        positional = ("app", *names[1:]) if names[0] == "key_func" in given else names
+        values: dict[str, Expression] = {}
+        commas = {}
         notes = self.site.notes
         notes.clear()
+        needed = []
         for number, each in enumerate(call.args):
             if each.star or (each.keyword is None and number >= len(positional)):
                 raise Left("these arguments cannot be read here; write them by hand")
@@ -184,39 +166,29 @@ class _Rewriter(cst.CSTTransformer):
             if option is None:
                 notes.append(f"{name}={' '.join(source(each.value).split())} is left out: {note_of(name)}")
             elif value is not None and option.to:
-                values[option.to], origins[option.to] = value, each
+                values[option.to], commas[option.to] = value, each is not call.args[-1] and each.comma
         if construct.finish is not None:
             construct.finish(values, self.site)
         limits = construct.to == "sluicegate.Settings" and "default_limits" in values
         if (limits or construct.to in _IN_MIDDLEWARE) and not self.site.project.has_middleware:
-            notes.append("add the middleware to the application: app.add_middleware(RateLimitMiddleware, settings=…)")
+            needed = ["add the middleware to the application: app.add_middleware(RateLimitMiddleware, settings=…)"]
             self.site.project.has_middleware = True  # said once, at the first limit
-        made = call.with_changes(args=_arguments(call, values, origins))
-        if max(map(len, source(made).split("\n"))) > 100:
-            made = _on_lines(made)
-        if notes:
-            self._notes[-1][made] = "\n".join(notes)
+        made = call.with_changes(args=_arguments(call, values, commas))
+        self._notes[-1][made] = "\n".join([*needed, *[f"{ADVICE}{each}" for each in notes]])
         return made
 
     # Settings
 
-    def _configured(self, name: str, value: Expression, table: _Table = CONFIG) -> tuple[str, Expression] | None:
+    def _configured(self, name: object, value: Expression, *, in_django: bool = False) -> tuple[str, Expression] | None:
         """Return the name and the value of a setting here. None for another name, and for a setting that stays."""
-        if not name.startswith("RATELIMIT_") or not self._has("flask_limiter", "django_ratelimit"):
+        option = (SETTINGS if in_django else CONFIG).get(str(name))
+        if option is None or self.site.project.has_star or not self._has("flask_limiter", "django_ratelimit"):
             return None
-        option = table.get(name)
         try:
-            if self.site.project.has_star:
-                raise Left(_STAR)
-            if option is None:
-                raise Left(note_of(name))
             made = option.convert(value, self.site)
-            if made is None:
-                raise Left("it is not needed here")
-        except Left as reason:
-            self._notes[-1][value] = str(reason)
+        except Left:
             return None
-        return option.to, made
+        return None if made is None else (option.to, made)
 
     def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> cst.Arg:
         """Rewrite a setting that is given by name, as to `app.config.update`."""
@@ -226,80 +198,69 @@ class _Rewriter(cst.CSTTransformer):
 
     def leave_DictElement(self, original_node: cst.DictElement, updated_node: cst.DictElement) -> cst.DictElement:
         """Rewrite a setting in a mapping."""
-        found = self._configured(str(constant(original_node.key)), updated_node.value)
+        found = self._configured(constant(original_node.key), updated_node.value)
         return updated_node if found is None else updated_node.with_changes(key=code(f'"{found[0]}"'), value=found[1])
 
-    def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> Any:
+    def leave_Assign(self, original_node: Any, updated_node: Any) -> Any:
         """Rewrite a setting in its own statement, and the place of the limiter in the state of an application."""
-        target, value = updated_node.targets[-1].target, updated_node.value
-        made = self._names.get(value)
-        maker = self.site.project.factories.get(last(value.func), made) if isinstance(value, cst.Call) else None
-        made = maker or self.site.project.limiter(source(value))
-        is_place = source(target).endswith(".state.limiter") and len(updated_node.targets) == 1
-        if is_place and made == "slowapi.Limiter":
-            app, there = source(target).removesuffix(".state.limiter"), "sluicegate.{web}.RateLimitMiddleware"
-            return cst.Expr(code(f"{app}.add_middleware({self.site.use(there)}, settings={{value}})", value=value))
-        mapping, _, key = source(target).rpartition("[")
-        name = target.value if isinstance(target, cst.Name) else key.strip("\"']")
-        at_top = len(self._notes) == 2
-        in_django = at_top and "django_ratelimit" in self.site.project.roots
-        found = self._configured(name, value, SETTINGS if in_django else CONFIG)
-        if found is not None and in_django:
-            return self._in_dictionary(updated_node, *found)
-        if found is not None:
-            named = found[0] if isinstance(target, cst.Name) else f'{mapping}["{found[0]}"]'
-            return _assigned(updated_node, code(named), found[1])
-        is_list = at_top and name == "MIDDLEWARE" and "MIDDLEWARE" not in source(value)
+        targets = [each.target for each in getattr(updated_node, "targets", [updated_node])]
+        if len(targets) > 1 or updated_node.value is None:
+            return updated_node
+        target, value = source(targets[0]), updated_node.value
+        return self._assigned(target, value) or self._followed(updated_node, target, value) or updated_node
+
+    leave_AnnAssign = leave_Assign
+
+    def _assigned(self, target: str, value: Expression) -> cst.BaseSmallStatement | None:
+        if target.endswith(".state.limiter") and self._has("slowapi"):
+            middleware = self.site.use("sluicegate.{web}.RateLimitMiddleware")
+            return _statement(f"{target[:-14]}.add_middleware({middleware}, settings={source(value)})")
+        mapping, bracket, key = target.rpartition("[")
+        in_django = self._is_at_top and "django_ratelimit" in self.site.project.roots
+        found = self._configured(key.strip("\"']"), value, in_django=in_django)
+        if found is None:
+            return None
+        name, text = found[0], source(found[1])
+        if not in_django:
+            return _statement(f'{mapping}["{name}"] = {text}' if bracket else f"{name} = {text}")
+        if self._has_dictionary:
+            return _statement(f'SLUICEGATE["{name}"] = {text}')
+        self._has_dictionary = True
+        others = '**globals().get("SLUICEGATE", {}), ' if self._has_star else ""
+        return _statement(f'SLUICEGATE = {{{others}"{name}": {text}}}')
+
+    def _followed(self, statement: cst.BaseSmallStatement, target: str, value: Expression) -> Any:
+        """Return an assignment and, after it, the statement that adds the middleware."""
+        is_list = self._is_at_top and target == "MIDDLEWARE" and "MIDDLEWARE" not in source(value)
         if is_list and self._has(*_DJANGO) and self._words.isdisjoint(MIDDLEWARES):
-            self._below[updated_node] = f'MIDDLEWARE = [*MIDDLEWARE, "{MIDDLEWARES[0]}"]'
-        makes_app = self._names.get(value) == "fastapi.FastAPI"
+            return cst.FlattenSentinel([statement, _statement(f'MIDDLEWARE = [*MIDDLEWARE, "{MIDDLEWARES[0]}"]')])
+        makes_app = isinstance(value, cst.Call) and last(value.func) == "FastAPI"
         if makes_app and self._has("fastapi_limiter") and "RateLimitMiddleware" not in self._words:
             middleware = self.site.use("sluicegate.fastapi.RateLimitMiddleware")
-            self._below[updated_node] = f"{source(target)}.add_middleware({middleware})"
-        return updated_node
+            return cst.FlattenSentinel([statement, _statement(f"{target}.add_middleware({middleware})")])
+        return None
 
-    def leave_AnnAssign(self, original_node: cst.AnnAssign, updated_node: cst.AnnAssign) -> Any:
-        """Rewrite an assignment with a type as one without; where nothing changes, the type stays."""
-        if updated_node.value is None:
-            return updated_node
-        plain = cst.Assign([cst.AssignTarget(updated_node.target)], updated_node.value)
-        made = self.leave_Assign(plain, plain)
-        if plain in self._below:
-            self._below[updated_node] = self._below.pop(plain)
-        return updated_node if made is plain else made
-
-    def _in_dictionary(self, statement: cst.Assign, name: str, value: Expression) -> cst.Assign:
-        """Return a setting of Django in the dictionary SLUICEGATE. The first one makes the dictionary."""
-        target = code(f'SLUICEGATE["{name}"]' if self._has_dictionary else "SLUICEGATE")
-        if not self._has_dictionary:
-            others = '**globals().get("SLUICEGATE", {}), ' if self._has_star else ""
-            value = code(f'{{{others}"{name}": {source(value)}}}')
-        self._has_dictionary = True
-        return _assigned(statement, target, value)
+    @property
+    def _is_at_top(self) -> bool:
+        return len(self._notes) == 2
 
     # Statements
 
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
-        """Note what a handler of errors calls its error, and what a view with a limit calls its request."""
-        if any(_SOFT.search(source(each)) for each in node.decorators):
-            self._requests |= {*[each.name.value for each in node.params.params if each.name.value != "self"][:1]}
-        if any(_HANDLES.search(source(each)) for each in (*node.decorators, node.params)):
-            self._errors |= {each.name.value for each in node.params.params[-1:]}
-
     def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
         """Put `exempt` below the route: here it frees only what is below it. Keep what a blueprint limits."""
-        made = {each: self._names.get(each.decorator, "") for each in updated_node.decorators}
-        routes = {at: source(each.decorator).partition("(")[0].rpartition(".")[0].rpartition(".")[2]
-                  for at, each in enumerate(made) if m.matches(each.decorator, _ROUTE)}  # fmt: skip
-        last = max(routes, default=-1) + 0.5
-        at = {each: max(at, last * made[each].endswith(_FREES)) for at, each in enumerate(made)}
-        every = sorted(made, key=at.__getitem__)
-        if not self.site.project.limited.isdisjoint(routes.values()):
-            for number, each in enumerate(every):
-                if self._replaces(each.decorator):
-                    self._notes[-1][each.decorator] = _BOTH_HOLD
-                elif made[each].endswith("exempt") and isinstance(each.decorator, cst.Name):
-                    every[number] = each.with_changes(decorator=code(f"{source(each.decorator)}(defaults_only=True)"))
+        every = updated_node.decorators
+        names = {each: self._names.get(each.decorator, "") for each in every}
+        routes = [each for each in every if m.matches(each.decorator, _ROUTE)]
+        end = every.index(routes[-1]) + 1 if routes else 0
+        every = [*sorted(every[:end], key=lambda each: names[each].endswith(_FREES)), *every[end:]]
+        owners = {source(each.decorator).partition("(")[0].split(".")[-2] for each in routes}
+        if not (self.site.project.limited | self.site.project.inside).isdisjoint(owners):
+            self._notes[-1] |= {each.decorator: _BOTH_HOLD for each in every if self._replaces(each.decorator)}
+            kept = code(f"{self.site.use('sluicegate.flask.exempt')}(defaults_only=True)")
+            frees = [names[each].endswith("exempt") and isinstance(each.decorator, cst.Name) for each in every]
+            every = [
+                each.with_changes(decorator=kept) if free else each for each, free in zip(every, frees, strict=True)
+            ]
         return updated_node.with_changes(decorators=every)
 
     def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> Any:
@@ -336,17 +297,18 @@ class _Rewriter(cst.CSTTransformer):
         return super().on_visit(node)
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        """Write the notes of a statement above it, and what its application needs below it."""
+        """Write the notes of a statement above it. Give each statement that is new its own line."""
         made: Any = super().on_leave(original_node, updated_node)
         if not hasattr(original_node, "leading_lines"):
             return made
         notes = self._notes.pop()
         there = set(m.findall(made, _ANY)) if notes else ()
-        texts = [line for node, text in notes.items() if node in there for line in text.split("\n")]
+        texts = [line for node, text in notes.items() if node in there for line in text.splitlines()]
         above = [*self._leading.get(original_node, ()), *made.leading_lines]
         known = [line.comment.value for line in above if line.comment is not None]
         if not any(each.startswith(MARK) for each in known):
-            texts = texts or [note for net, note in self._nets if re.search(net, source(_part(made)))]
+            found = [(each, note) for net, note in self._nets for each in net.findall(source(_part(made)))]
+            texts = texts or [note or note_of(str(each)) for each, note in found]
         lines = [f"{MARK}{text}" for text in dict.fromkeys(texts)]
         if isinstance(original_node, (cst.SimpleStatementLine, cst.Decorator)):
             lines += (Counter(_comments(original_node)) - Counter(_comments(made))).elements()
@@ -354,9 +316,10 @@ class _Rewriter(cst.CSTTransformer):
         place: Any = self.get_metadata(PositionProvider, original_node)
         self.places += [(place.start.line, text) for text in dict.fromkeys(texts) if f"{MARK}{text}" not in known]
         made = made.with_changes(leading_lines=[*made.leading_lines, *new])
-        body = made.body if isinstance(made, cst.SimpleStatementLine) else ()
-        below = [self._below[each] for each in body if each in self._below]
-        return cst.FlattenSentinel([made, *map(cst.parse_statement, below)]) if below else made
+        if not isinstance(made, cst.SimpleStatementLine) or len(made.body) == len(getattr(original_node, "body", ())):
+            return made
+        more = [cst.SimpleStatementLine([each]) for each in made.body[1:]]
+        return cst.FlattenSentinel([made.with_changes(body=made.body[:1]), *more])
 
 
 class _Tidier(cst.CSTTransformer):
@@ -404,36 +367,21 @@ def _imports(wanted: Mapping[str, tuple[str, str]]) -> Iterator[str]:
     return (f"from {module} import {', '.join(names)}" for module, names in modules.items())
 
 
-def _arguments(call: cst.Call, values: Arguments, origins: Mapping[str, cst.Arg]) -> list[cst.Arg]:
-    """Write the arguments of a call."""
-    last = call.args[-1] if call.args else cst.Arg(cst.Name("none"))
-    parts: list[cst.Arg] = []
-    for name in sorted(values, key=lambda name: name != FIRST):
-        origin = origins.get(name, last)
-        comma = cst.MaybeSentinel.DEFAULT if origin is last else origin.comma
-        keyword, equal = (None, cst.MaybeSentinel.DEFAULT) if name == FIRST else (cst.Name(name), _EQUAL)
-        parts.append(cst.Arg(values[name], keyword=keyword, equal=equal, comma=comma))
-    opening, space = call.whitespace_before_args, cst.SimpleWhitespace(" ")
-    between = cst.Comma(whitespace_after=opening if isinstance(opening, cst.ParenthesizedWhitespace) else space)
-    ends = [part.comma if isinstance(part.comma, cst.Comma) else between for part in parts[:-1]] + [last.comma]
-    return [part.with_changes(comma=end) for part, end in zip(parts, ends, strict=False)]
+def _arguments(call: cst.Call, values: Mapping[str, Expression], commas: Mapping[str, Any]) -> list[cst.Arg]:
+    """Write the arguments of a call, with the commas and so the lines that they have."""
+    names = sorted(values, key=lambda name: name != FIRST)
+    called = code(f"f({', '.join('x' if name == FIRST else f'{name}=x' for name in names)})")
+    opening = call.whitespace_before_args
+    space = opening if isinstance(opening, cst.ParenthesizedWhitespace) else cst.SimpleWhitespace(" ")
+    ends = [commas.get(name, cst.MaybeSentinel.DEFAULT) for name in names[:-1]]
+    ends = [end if isinstance(end, cst.Comma) else cst.Comma(whitespace_after=space) for end in ends]
+    ends += [each.comma for each in call.args[-1:]] or [cst.MaybeSentinel.DEFAULT]
+    made = cst.ensure_type(called, cst.Call).args
+    return [arg.with_changes(value=values[name], comma=end) for arg, name, end in zip(made, names, ends, strict=False)]
 
 
-def _on_lines(call: cst.Call) -> cst.Call:
-    """Give each argument its own line."""
-    end = cst.ParenthesizedWhitespace(indent=True)
-    start = end.with_changes(last_line=cst.SimpleWhitespace("    "))
-    args = [each.with_changes(comma=cst.Comma(whitespace_after=start)) for each in call.args]
-    args[-1] = args[-1].with_changes(comma=cst.Comma(whitespace_after=end))
-    return call.with_changes(args=args, whitespace_before_args=start)
-
-
-def _given(call: cst.Call) -> set[str]:
-    return {each.keyword.value for each in call.args if each.keyword is not None}
-
-
-def _assigned(statement: cst.Assign, target: Expression, value: Expression) -> cst.Assign:
-    return statement.with_changes(targets=[statement.targets[-1].with_changes(target=target)], value=value)
+def _statement(text: str) -> cst.BaseSmallStatement:
+    return cst.ensure_type(cst.parse_statement(text), cst.SimpleStatementLine).body[0]
 
 
 def _part(statement: Any) -> cst.CSTNode:
@@ -456,30 +404,31 @@ def _local(alias: cst.ImportAlias) -> str:
 
 _NOTHING: Final = Construct()
 _ANY: Final = m.MatchIfTrue[cst.CSTNode](lambda _: True)
-_BOTH_HOLD: Final = "there this limit replaces that of the blueprint; here both hold"
+_BOTH_HOLD: Final = f"{ADVICE}there this limit replaces that of the blueprint; here both hold"
 _FREES: Final = ("Limiter.exempt", "skip_limiter")
 _STAR: Final = "import each name by itself instead of *, and run the command again: names and settings stay until then"
 _IN_MIDDLEWARE: Final = ("sluicegate.{web}.limit", "sluicegate.fastapi.RateLimit")
 _NOT_CALLED: Final = "it stays where it is not called: write the call, or a limit as a function that returns one"
-_IS_SOFT: Final = r"block\s*=\s*False"
-_SOFT: Final = re.compile(_IS_SOFT)
-_RENAMED: Final = 'its name is another one here: see the settings under "From another library" in the documentation'
 _UNKNOWN: Final = "if this is a limiter, write it by hand: nothing says what its owner is"
 _SOFTLY: Final = 'write getattr(decision(request), "would_refuse", False), with decision of sluicegate.django'
 _STARS: Final = rf"^from ({'|'.join(ROOTS[:-1])}|rest_framework.throttling)(\.\w+)* import \*"
-_OWNED: Final = r"^@\(?[^(]*(?<!csrf)\.(limit|shared_limit|exempt)\b"
-_NETS: Final = (  # where these packages are, in a file that has the first text: a text that stays → what to do
-    (ROOTS, "", _STARS, _STAR),
-    (("flask_limiter", "django_ratelimit", "slowapi"), "", r"[\"']RATELIMIT_", _RENAMED),
-    (("flask_limiter", "slowapi"), "", _OWNED, _UNKNOWN),
-    (("django_ratelimit",), _IS_SOFT, r"\.limited\b|[\"']limited[\"']", _SOFTLY),
+_OWNED: Final = (
+    r"^(@\(?|decorators\b)[^(]*(?<!csrf)\.(limit|shared_limit|exempt)\b"
+    r"|\bgetattr\([\w.]*limiter\b|\.limit\([^()]*\)\(|\.shared_limit\("
 )
-_HANDLES: Final = re.compile("error_?handler|exception_handler|RateLimitExceeded")
+_ERROR: Final = r"\b(e|err|error|ex|exc|exception)\.limit\b(?!\()|\bview_rate_limit\b"
+_SET: Final = rf"(?<=[\"'])RATELIMIT_\w*|\bRATELIMIT_\w+(?=\s*[:=])|\b(?:{'|'.join([*SETTINGS, *CONFIG])})\b"
+_HANDLES: Final = "error_?handler|exception_handler|RateLimitExceeded"
+_NETS: Final = (  # where these packages are, in a file that has the first text: a text that stays → what to do, or
+    (ROOTS, "", _STARS, _STAR),  # "" for a name of the tables
+    (("flask_limiter", "django_ratelimit", "slowapi"), "", _SET, ""),
+    (("flask_limiter", "slowapi"), "", _OWNED, _UNKNOWN),
+    (("flask_limiter", "slowapi"), "", _ERROR, DECISION),
+    (("flask_limiter", "slowapi"), _HANDLES, r"(?<!limiter)\.limit\b(?!\()", DECISION),
+    (("django_ratelimit",), "", r"\.limited\b|[\"']limited[\"']", _SOFTLY),
+)
 _VERB: Final = m.MatchRegex("route|get|post|put|patch|delete|head|options|api_route")
 _ROUTE: Final = m.Call(func=m.Attribute(attr=m.Name(_VERB)))
-_EQUAL: Final = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
-_LIMITED: Final = m.Attribute(attr=m.Name("limited"))
-_TEXT: Final = m.SimpleString("'limited'") | m.SimpleString('"limited"')
-_GETS_LIMITED: Final = m.Call(m.Name("getattr"), [m.Arg(), m.Arg(_TEXT), m.ZeroOrMore()])
+_ASKED: Final = re.compile(r"(\w+\.)*request\.limited|getattr\((\w+\.)*request, ['\"]limited['\"](, \w+)?\)")
 _GONE_LINE: Final = m.SimpleStatementLine([m.Expr(m.Name(_GONE))])
 _IMPORT: Final = m.SimpleStatementLine([m.OneOf(m.Import(), m.ImportFrom()), m.ZeroOrMore()])
