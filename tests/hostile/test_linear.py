@@ -108,14 +108,13 @@ PATTERNS: Final = {
     "migrate.peers:_PER": Pattern("source of an application", ("fullmatch",)),
     "migrate.peers:_RATE": Pattern("source of an application", ("match",)),
     "usage:_ITERATIONS": Pattern("the ends of an upstream's body, 20 kB at most", ("sub",)),
-    "migrate.transform:_HANDLES": Pattern("source of an application", ("search",)),
-    "migrate.transform:_SOFT": Pattern("source of an application", ("search",)),
+    "migrate.transform:_ASKED": Pattern("source of an application", ("fullmatch",)),
     "migrate.transform:_Rewriter.__init__": Pattern(
-        "source of an application", ("search",), (re.compile(r"block\s*=\s*False"),)
+        "source of an application",
+        ("search", "findall"),
+        tuple([re.compile(net) for _, *nets, _ in transform._NETS for net in nets]),
     ),
-    "migrate.transform:_Rewriter.on_leave": Pattern(
-        "source of an application", ("search",), tuple([re.compile(net) for _, _, net, _ in transform._NETS])
-    ),
+    "rules.typed:NAMED": Pattern(OPERATOR, ("match", "sub")),
     "migrate.transform:_LINE": Pattern("source of an application", ("sub",)),
     "replay.suggest:_LOGIN": Pattern("a route of a log", ("search",)),
     "replay.routes:_WORD": Pattern("a route of a log", ("findall",)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -133,7 +132,7 @@ def function(needs: int, *, negated: bool = False, is_key: bool = False, extra: 
         prefix = "not " if negated else ""
         if isinstance(given, cst.Lambda):
             names = [each.strip() for each in source(given.params).split(",")]
-            if re.search("[=*/]", source(given.params)) or len([*filter(None, names)]) not in {extra, extra + 1}:
+            if not set("=*/").isdisjoint(source(given.params)) or len([*filter(None, names)]) not in {extra, extra + 1}:
                 raise Left("write it as a function of the request")
             name = (names[extra:] or ["request"])[0] or "request"
             made = cst.ensure_type(code(f"lambda {name}: {prefix}x"), cst.Lambda)

@@ -12,7 +12,7 @@ from sluicegate.errors import IdentityError
 from sluicegate.identity import Identity
 
 _KINDS: Final = ("user:", "ip:", "header:", "path:", "text:", "int:", "bytes:", "uuid:")
-NAMED: Final = re.compile("user:|ip:|header:[^=]*=|path:[^=]*=")  # how an identity of a key without a function begins
+NAMED: Final = re.compile("^(user:|ip:|header:[^=]*=|path:[^=]*=)")  # an identity of a key without a function
 _OWN: Final[dict[str, Callable[[str], Identity]]] = {"text": str, "int": int, "bytes": bytes.fromhex, "uuid": UUID}
 
 
