@@ -269,6 +269,7 @@ TYPED: dict[str, list[str]] = {
     "reset user:bob --rule export": [EXPORT],
     "reset user:bob": [BOTH],
     "show user:bob": [BOTH],
+    "show user:b-user:c": [BOTH.replace("bob", "b-user:c")],
     "ban user:bob": [EXPORT],
     "unban user:bob": [EXPORT],
     "show ip:203.0.113.7 path:a=b": [f"{TEAM}text:b for 'b' or path:a=b for ('path:a', 'b')"],
