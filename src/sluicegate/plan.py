@@ -197,7 +197,7 @@ class Decision(NamedTuple):
 
     @property
     def by_rule(self) -> dict[str, Outcome]:
-        """The outcome of each rule by the rule's name, in rule order."""
+        """The outcome of each rule by the rule's name, in rule order. Of a ban that two keys share: the last."""
         return {check.terms.name: outcome for check, outcome in zip(self.checks, self.outcomes, strict=True)}
 
     @property

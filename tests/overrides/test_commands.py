@@ -292,6 +292,7 @@ PLACES: dict[str, tuple[set[str], str]] = {
     "deny add text:bob": ({"export", "home"}, "2 rules (login, team)"),
     "deny add ip:203.0.113.7": ({"login"}, "3 rules (export, home, team)"),
     "allow add user:bob": ({"*"}, "4 rules (export, home, login, team)"),  # also where no rule applies
+    "off * --identity text:bob --identity ip:203.0.113.7": ({"export", "home", "login"}, "1 rule (team)"),
     "off *": ({"export", "home", "login", "team"}, ""),
 }
 

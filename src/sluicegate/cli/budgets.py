@@ -105,6 +105,11 @@ class Budgets:
         settings = self.settings
         return can_be(key, self.identity(words), prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
 
+    @property
+    def own_keys(self) -> list[KeySpec]:
+        """The `key` of each limiter's settings."""
+        return [each.gate.settings.key for each in self._limiters]
+
     def apart(self, words: Sequence[str]) -> set[str]:
         """Return the names of the rules that are not known to count by the identity that a person typed."""
         keys = self.keys(None)
@@ -392,7 +397,7 @@ def mismatch(limiters: Iterable[Budgets], words: Sequence[str], rule: str | None
     keys = [(budgets, key) for budgets in limiters for _, key in budgets.keys(rule)]
     if not words or not keys or any([budgets.can_be(key, words) for budgets, key in keys]):
         return None
-    if rule == EVERY_RULE and any([budgets.can_be(budgets.settings.key, words) for budgets, _ in keys]):
+    if rule == EVERY_RULE and any([budgets.can_be(key, words) for budgets, _ in keys for key in budgets.own_keys]):
         return None  # also where no rule applies
     every = rule in (None, EVERY_RULE)
     which = "no rule of this application" if every else f"no rule with the name or the ban {rule!r}"

@@ -128,7 +128,7 @@ def _routes(held: dict[int, str], every: list[str]) -> str:
     left = [place for number, place in enumerate(every) if held.get(number) != place]
     if not left:
         return "all"
-    but, named = ("all but ", left) if len(left) < len(held) else ("", [*held.values()])
+    but, named = ("all but ", left) if len(left) < len(held) else ("", [*dict.fromkeys(held.values())])
     more = f" and {len(named) - _ROUTES} more" if len(named) > _ROUTES else ""
     return but + ", ".join(named[:_ROUTES]) + more
 

@@ -118,11 +118,11 @@ def _preview(budgets: Budgets, entry: Entry, held: Sequence[Override], *, typed:
     then = [budgets.applied([*stays, *some]) for some in (entry.removed, entry.added)]
     for target, one in ({one.target: one for one in entry.removed} | after).items():
         ruled, who = [one.rule], sample_of(one.pattern) if one.pattern else ""
-        words = [typed[each] for each in one.digests if each in typed][:1]
+        words = [typed[each] for each in one.digests if each in typed]
         if one.digests:
-            who = identity_text(budgets.identity(words)) if words else Digested(one.digests[0])
+            who = identity_text(budgets.identity(words[:1])) if words else Digested(one.digests[0])
         if one.rule == EVERY_RULE:
-            apart = budgets.apart(words) if words else set[str]()
+            apart = set[str]().union(words and set.intersection(*[budgets.apart([word]) for word in words]))
             ruled = [name for name in written if name not in apart] or [EVERY_RULE]
             hidden |= apart
         names.update(() if one.digests else ruled)  # of one identity, `sluicegate show` tells the budgets
