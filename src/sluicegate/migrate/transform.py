@@ -257,10 +257,9 @@ class _Rewriter(cst.CSTTransformer):
         if not (self.site.project.limited | self.site.project.inside).isdisjoint(owners):
             self._notes[-1] |= {each.decorator: _BOTH_HOLD for each in every if self._replaces(each.decorator)}
             kept = code(f"{self.site.use('sluicegate.flask.exempt')}(defaults_only=True)")
-            frees = [names[each].endswith("exempt") and isinstance(each.decorator, cst.Name) for each in every]
-            every = [
-                each.with_changes(decorator=kept) if free else each for each, free in zip(every, frees, strict=True)
-            ]
+            for at, each in enumerate(every):
+                if names[each].endswith("exempt") and isinstance(each.decorator, cst.Name):
+                    every[at] = each.with_changes(decorator=kept)
         return updated_node.with_changes(decorators=every)
 
     def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> Any:
