@@ -159,15 +159,27 @@ WIDTHS: dict[str, tuple[tuple[tuple[str, ...], ...], tuple[str, ...], str, str]]
     ),
     "a wider one, which has no effect": (
         (("override", "login", "9/minute", *EXPORT_CLIENT),),
-        ("deny", "add", "ip:198.51.100.4"),
+        ("off", "*", *EXPORT_CLIENT),
         f"login 9/minute 9/minute {CLIENT}",
         "9/minute",
     ),
-    "every rule, and one of the rule": (
-        (("deny", "add", "ip:198.51.100.4"),),
+    "a deny, after another quota": (
+        (("override", "login", "9/minute", *EXPORT_CLIENT),),
+        ("deny", "add", "ip:198.51.100.4"),
+        f"login 9/minute deny {CLIENT}",
+        "deny",
+    ),
+    "a deny, before another quota": (
+        (("deny", "add", "ip:198.51.*"),),
         ("override", "login", "9/minute", *EXPORT_CLIENT),
-        f"login deny 9/minute {CLIENT}",
-        "9/minute",
+        f"login deny deny {CLIENT}",
+        "deny",
+    ),
+    "a deny, and an exception": (
+        (("deny", "add", "ip:198.51.*"),),
+        ("allow", "add", "ip:198.51.100.4"),
+        f"login deny allow {CLIENT}",
+        "allow",
     ),
 }
 
@@ -208,6 +220,7 @@ OUTSIDE: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool]] = {  # what ho
     "a rule before all": (("off", "login"), ("shadow", "*"), True),
     "replaced": (("off", "login"), ("shadow", "login"), False),
     "all before a rule": (("off", "*"), ("shadow", "login"), False),
+    "a list": (("allow", "add", "ip:203.0.*"), ("shadow", "login"), True),
     "narrower itself": (("off", "login"), ("shadow", "login", "--identity", "ip:203.0.113.7"), False),
 }
 
@@ -216,7 +229,7 @@ OUTSIDE: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool]] = {  # what ho
 def test_what_stays_outside_of_a_change_is_said(operate: Operate, case: str) -> None:
     before, words, stays = OUTSIDE[case]
     (made,) = json.loads(operate(*before, "--yes", "--json").output)["added"]
-    says = f"Still holds for some, because it is narrower: 1 override ({made['id']})."
+    says = f"Still holds for some, because it comes first: 1 override ({made['id']})."
     assert (says in operate(*words).output) is stays
 
 

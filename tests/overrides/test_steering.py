@@ -592,7 +592,8 @@ def test_a_narrower_override_holds_also_against_one_of_every_rule(
 @pytest.mark.parametrize(
     ("every", "here", "whom", "passes"),
     [
-        ("deny", {"quota": "3/minute"}, {"identities": ALICE}, 3),  # of the same width: that of the rule itself
+        ("deny", {"quota": "3/minute"}, {"identities": ALICE}, 0),  # a list comes before another quota
+        ("deny", {"action": "allow"}, {"identities": ALICE}, 5),  # of the same width: that of the rule itself
         ("allow", {"action": "deny"}, {"tier": "free"}, 0),
         ("allow", {"action": "deny"}, {"tier": "pro"}, 5),
     ],

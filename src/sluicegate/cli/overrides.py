@@ -24,7 +24,7 @@ from sluicegate.clock import MICROSECOND, epoch_seconds
 from sluicegate.identity import Digested, digest, identity_text
 from sluicegate.overrides import Action, Entry, Override, Overrides
 from sluicegate.overrides.follow import processes, who_follows
-from sluicegate.overrides.override import EVERY_RULE, LONGEST, Document, sample_of
+from sluicegate.overrides.override import EVERY_RULE, LISTS, LONGEST, Document, sample_of
 from sluicegate.replay.words import count
 from sluicegate.stores import HISTORY
 
@@ -140,7 +140,7 @@ def _preview(budgets: Budgets, entry: Entry, held: Sequence[Override], *, typed:
         unless = "; a bucket starts again at another rate" if leaks else ""
         out.print(plain(f"{count(used, 'budget')} in use{unless}."))
     notes = {"Not shown, because the key is not known to give this identity": ("rule", sorted(hidden))}
-    notes |= {"Still holds for some, because it is narrower": ("override", _outside(budgets, entry))}
+    notes |= {"Still holds for some, because it comes first": ("override", _outside(budgets, entry))}
     for says, (what, listed) in notes.items():
         if listed:
             out.print(plain(f"{says}: {count(len(listed), what)} ({', '.join(listed[:_SHOWN])}).", "yellow"))
@@ -158,10 +158,14 @@ def _outside(budgets: Budgets, entry: Entry) -> list[str]:
     """Return the ids of the overrides that go on to hold for some identities beside the added one for everybody."""
     if [one.target[1] for one in entry.added] != ["everybody"]:
         return []
-    rule, live = entry.added[0].rule, budgets.live
-    if rule == EVERY_RULE:
-        return [one.id for one in live if one.target != entry.added[0].target]
-    return [one.id for one in live if one.rule in (rule, EVERY_RULE) and one.target[1] != "everybody"]
+    (made,) = entry.added
+    same = [one for one in budgets.live if EVERY_RULE in (made.rule, one.rule) or one.rule == made.rule]
+    return [one.id for one in same if one.target != made.target and _rank(one) > _rank(made)]
+
+
+def _rank(override: Override) -> tuple[bool, bool, bool]:
+    """Return what decides which of two overrides comes first, if one of them is for everybody."""
+    return override.action in LISTS, override.target[1] != "everybody", override.rule != EVERY_RULE
 
 
 def holds_of(override: Override) -> str:

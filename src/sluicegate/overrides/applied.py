@@ -1,6 +1,7 @@
 """Overrides applied: an index that finds what holds for one identity under one rule, in one look-up.
 
-The narrowest holds: identities before a pattern, the longer pattern before the shorter, then a tier, then everybody. Of
+A `deny` or an `allow` comes first, however narrow another quota or mode is. Of these, and else of the others, the
+narrowest holds: identities before a pattern, the longer pattern before the shorter, then a tier, then everybody. Of
 each, an override of the rule itself comes before one of every rule.
 """
 
@@ -15,7 +16,7 @@ from typing import Final, TypeVar
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import ConfigurationError, OverrideError, warn
 from sluicegate.identity import Digested, raw_digests, unpacked
-from sluicegate.overrides.override import EVERY_RULE, Override, pattern_of
+from sluicegate.overrides.override import EVERY_RULE, LISTS, Override, pattern_of
 from sluicegate.plan import Terms
 from sluicegate.rules.rollout import EVERYBODY
 from sluicegate.rules.rule import Rule
@@ -80,11 +81,11 @@ class Held:
         return (terms if found is None else found), share
 
 
-def keep(table: dict[Key, Value], key: Key, value: Value, *, most: int = _RULES) -> None:
+def keep(table: dict[Key, Value], key: Key, value: Value) -> None:
     """Keep a value in a table that is emptied when it is full: an application has few rules, but a throttle of REST
     framework makes one ready for each request.
     """
-    if len(table) >= most:
+    if len(table) >= _RULES:
         table.clear()
     table[key] = value
 
@@ -93,14 +94,32 @@ class Applied:
     """The overrides that hold now. `seal` is what a secret makes of the text of an identity."""
 
     def __init__(self, overrides: Iterable[Override], *, seal: Callable[[str], str] | None = None) -> None:
-        self.overrides, self._seal = tuple(overrides), seal
+        self.overrides = tuple(overrides)
+        lists = [each for each in self.overrides if each.action in LISTS]
+        self.lists = any([each.rule == EVERY_RULE for each in lists])  # whether one concerns requests without a rule
+        raw = raw_digests()
+        known = lru_cache(_CACHED)(raw if seal is None else lambda text: raw(seal(text)))
+        others = [each for each in self.overrides if each.action not in LISTS]
+        self._levels = [_Narrowest(level, known) for level in (lists, others) if level]
+
+    def of(self, rule: str, identity: str, tier: str | None) -> Held | None:
+        """Return what holds for an identity under a rule; None: the rule itself. The gate and the commands ask here."""
+        for level in self._levels:
+            held = level.of(rule, identity, tier)
+            if held is not None:
+                return held
+        return None
+
+
+class _Narrowest:
+    """An index of overrides. `known` returns the digest of an identity."""
+
+    def __init__(self, overrides: Iterable[Override], known: Callable[[str], bytes]) -> None:
         self._digests: dict[str, dict[bytes, Held]] = {}  # by rule and digest
         self._patterns: list[tuple[str, Pattern[str], Held]] = []  # with their rules, the narrowest first
         self._others: dict[tuple[str, object], Held] = {}  # by rule and tier; None: everybody
-        self.lists = False  # whether all rules are off for some identities, or they are refused everywhere
-        for each in sorted(self.overrides, key=lambda each: (-len(each.pattern or ""), each.rule == EVERY_RULE)):
+        for each in sorted(overrides, key=lambda each: (-len(each.pattern or ""), each.rule == EVERY_RULE)):
             held = Held(each)
-            self.lists = self.lists or (each.rule == EVERY_RULE and each.action in ("deny", "allow"))
             if each.digests:
                 names = map(unpacked, each.digests)
                 self._digests.setdefault(each.rule, {}).update(dict.fromkeys(names, held))
@@ -108,18 +127,14 @@ class Applied:
                 self._patterns.append((each.rule, pattern_of(each.pattern), held))
             else:
                 self._others[each.rule, each.tier] = held
-        self._every, self._raw = self._digests.get(EVERY_RULE), raw_digests()
-        self._raws: dict[str, bytes] = {}
+        self._every, self._known = self._digests.get(EVERY_RULE), known
         self._matching = lru_cache(_CACHED)(self._match)
 
     def of(self, rule: str, identity: str, tier: str | None) -> Held | None:
-        """Return what holds for an identity under a rule; None: the rule itself. The gate and the commands ask here."""
+        """Return the narrowest override for an identity under a rule."""
         own, every = self._digests.get(rule), self._every
         if own or every:
-            who = self._raws.get(identity)
-            if who is None:
-                who = self._raw(identity if self._seal is None else self._seal(identity))
-                keep(self._raws, identity, who, most=_CACHED)
+            who = self._known(identity)
             if own and who in own:
                 return own[who]
             if every and who in every:

@@ -18,6 +18,7 @@ from sluicegate.rules.terms import read
 
 Action = Literal["quota", "shadow", "enforce", "off", "deny", "allow"]
 ACTIONS: Final[tuple[str, ...]] = get_args(Action)
+LISTS: Final = ("deny", "allow")  # come first: another quota or mode is no exception of a `deny`
 EVERY_RULE: Final = "*"
 HEAD: Final = 64  # bytes of a document that tell it from every other: format, version and digest
 FORMAT: Final = 1  # of the document; a reader refuses a higher one, because it cannot know what that means

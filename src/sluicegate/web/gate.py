@@ -398,8 +398,8 @@ class _Rules:
         """Return FORBIDDEN for an identity that overrides deny, and no checks for one that they allow everything.
 
         The identity is that of the application's key. A function of the user is called only where a rule has that key:
-        it may not know the other requests. Where another override holds for a rule of the request, in one of its tiers,
-        the rules decide.
+        it may not know the other requests. Where a narrower `deny` or `allow` holds for a rule of the request, in one
+        of its tiers, the rules decide.
         """
         counts = any([bound.key is self._key and not bound.is_conditional for bound in bounds])
         if not counts and any(map(callable, parts_of(self.settings.key))):
