@@ -1,6 +1,6 @@
 """The tables: each name of the other libraries that can be written here, and what becomes of its arguments.
 
-The pages under "From another library" in the documentation have the same tables for readers.
+The pages under "From another library" in the documentation have what stays by hand, and what differs.
 """
 
 from __future__ import annotations
