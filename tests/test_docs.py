@@ -415,7 +415,6 @@ TABLES = {  # where → what must stand there, no less and no more
     },
     ("testing.md", "Fixtures for pytest"): set(FIXTURES),
     ("testing.md", "Assertions"): {name for name in sluicegate.testing.__all__ if name.startswith("assert_")},
-    ("django.md", "System checks"): codes(r'"(sluicegate\.[EW]\d{3})"'),
     ("architecture.md", "Modules"): modules(),
 }
 
