@@ -26,12 +26,12 @@ MORE: Final = re.compile(r"(^Program +Requests.*\n(?:.+\n){5}|^(?=Note: ))(?:.+\
 
 
 def run(command: str) -> str:
-    """Return what a command prints on a terminal of 80 columns; of a replay only the answer, and rules once."""
+    """Return what a command prints on a terminal of 80 columns, without the rules to paste."""
     done = CliRunner().invoke(sluicegate, shlex.split(command)[1:], env={"COLUMNS": "80"}, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     text = MORE.sub(r"\1…\n", "".join([f"{line.rstrip()}\n" for line in done.stdout.splitlines()]))
-    answer, end, rest = text.partition("\n\n" if command.startswith("sluicegate replay ") else "\n[sluicegate]\n")
-    return f"{answer}\n…\n" if end and rest else text
+    answer, *_ = text.partition("\n[sluicegate]\n")
+    return f"{answer}\n…\n"
 
 
 def page() -> str:
