@@ -20,7 +20,6 @@ PAGE: Final = DOCS / "monitoring.md"
 COLORS: Final = {
     "green": r"✓",
     "red": r"✗|→.*|^ {16}also.*|^1 wrong",
-    "yellow": r"^!|→ CONFIG SET appendonly.*|^ {16}bans are.*",
 }
 BLOCK: Final = re.compile(r"^```text\n\$ (sluicegate (doctor|watch) .*)\n((?:.*\n)*?)```$", re.MULTILINE)
 

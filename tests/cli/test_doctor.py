@@ -71,7 +71,7 @@ def test_what_is_printed(valkey: Server) -> None:
 def test_the_page_shows_what_is_printed() -> None:
     page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^\$ .*sluicegate doctor redis.*\n((?:.*\n)*?)```$", page, re.MULTILINE)
-    with valkey_server(*MEMORY) as server:
+    with valkey_server(*MEMORY, "--appendonly", "yes") as server:
         with Limiter(server.url) as limiter:
             for number in range(50):
                 limiter.hit("5/minute; 100/day", number, action="reply")
