@@ -195,7 +195,6 @@ def test_a_scraper(shop: Shop) -> None:
     assert shop.posts("/search", 3) == [200] * 3
     story.next()
     story.next()
-    story.next()
     story.followed(shop)
     assert shop.posts("/", peer=SCRAPER) == shop.posts("/search", peer=neighbour) == [200]
     story.done()
@@ -234,7 +233,7 @@ def test_redis_is_down(shop: Shop, server: Server, caplog: pytest.LogCaptureFixt
     assert "run sluicegate doctor" in story.operate("override", "list")
     server.start()
     wait_until("the circuit closes", lambda: shop.posts("/", peer=OTHER) and CLOSED in "".join(caplog.messages))
-    story.next()
+    assert "3/hour" in story.operate("override", "list")
     story.followed(shop)
     story.done()
 
@@ -259,7 +258,7 @@ def test_redis_is_full(shop: Shop, server: Server, caplog: pytest.LogCaptureFixt
     shop.start()
     with pytest.warns(SluicegateWarning, match="SG109") as warned:
         wait_until("the store decides", lambda: shop.posts("/", peer=OTHER) and len(warned))
-    story.next()
+    assert "allkeys-lru: a full server forgets" in " ".join(story.operate("doctor").split())
     story.next(command)
     assert "allkeys" not in story.operate("doctor")
     story.done()
