@@ -317,7 +317,7 @@ def kept_scale() -> dict[str, object]:
 def test_the_scale_page_shows_the_stored_figures() -> None:
     text = scale.PAGE.read_text("utf-8")
     assert scale.page(text, kept_scale()) == text, "run python -m bench.scale.page"
-    left_out = {"depths", "constants", "checked", "clusters", "hot", "live"}
+    left_out = {"servers", "workers", "depths", "constants", "checked", "clusters", "hot", "live"}
     assert set(re.findall(r"<!-- bench: (\w+) -->", text)) == set(tables.SECTIONS) - left_out
 
 
