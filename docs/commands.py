@@ -9,7 +9,6 @@ each time, so the output is always the same. A test compares the page and the pi
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
@@ -23,7 +22,7 @@ from click.testing import CliRunner
 from rich.console import Console
 from rich.text import Text
 
-from docs.pages import DOCS, ROOT
+from docs.pages import DOCS
 from sluicegate import ManualClock
 from sluicegate.cli import application
 from sluicegate.cli.budgets import opened
@@ -38,11 +37,9 @@ SHOWN: Final = "redis://localhost:6379/0"  # the store in the page's settings
 REQUESTS: Final = (
     *(("default", "user:alice", 640), ("default", "user:bob", 12), ("default", "ip:198.51.100.4", 85)),
     *(("login-minute", "ip:203.0.113.7", 5), ("login-hour", "ip:203.0.113.7", 17), ("guessing", "ip:203.0.113.7", 10)),
-    *(("login-minute", "ip:198.51.100.4", 2), ("login-hour", "ip:198.51.100.4", 3), ("export", "user:alice", 1)),
+    *(("login-minute", "ip:198.51.100.4", 2), ("login-hour", "ip:198.51.100.4", 3)),
 )
 PICTURES: Final = {  # picture → command
-    "check": "sluicegate check examples.starlette_board:app",
-    "show": f"sluicegate show ip:203.0.113.7 --app {FILE}",
     "top": f"sluicegate top --app {FILE}",
     "demo": "sluicegate demo --once",
 }
@@ -72,7 +69,6 @@ def scene(server: Server) -> Iterator[None]:
         return found._replace(limiters=tuple(limiters))
 
     with tempfile.TemporaryDirectory() as folder, patch.object(application, "load", standing), chdir(folder):
-        sys.path.insert(0, str(ROOT))  # for examples.starlette_board
         Path(FILE).write_text(settings().replace(SHOWN, server.url), "utf-8")
         with opened(standing(FILE)) as (budgets,):
             for rule, who, times in REQUESTS:
@@ -81,7 +77,6 @@ def scene(server: Server) -> Iterator[None]:
                 budgets.store.run(Plan((Check(terms, budgets.text([who]), times),), forced=True))
         clock.advance(7)
         yield
-        sys.path.remove(str(ROOT))
 
 
 def drawn_paths() -> list[Path]:
