@@ -112,7 +112,7 @@ class Story:
     def followed(self, shop: Shop) -> None:
         """Wait until the application follows what holds on the server."""
         wanted = {each["id"] for each in json.loads(self.operate("override", "list", "--json"))["overrides"]}
-        wait_until("the application follows", lambda: shop.held == wanted, patience=3)
+        wait_until("the application follows", lambda: shop.held == wanted)
 
     def done(self) -> None:
         assert self._steps == [], "the page has more commands"
