@@ -362,7 +362,7 @@ def test_what_is_rewritten(before: str, expected: str, tmp_path: Path) -> None:
 def test_what_is_left_has_a_comment(before: str, kept: str, note: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "one", {"app.py": before})
     [found] = migrated(folder)
-    [(line, text)] = found.left
+    [(line, text, _)] = found.left
     lines = found.after.decode().splitlines()
     assert kept in lines[line]  # the line below the comment; lines are counted from 1
     assert note in text
@@ -372,19 +372,8 @@ def test_what_is_left_has_a_comment(before: str, kept: str, note: str, tmp_path:
 def test_each_option_that_is_left_out_has_a_comment_with_its_value(tmp_path: Path) -> None:
     before = FLASK.replace("address)", "address, storage_options={'a': 1}, default_limits_exempt_when=is_free)")
     [found] = migrated(written(tmp_path / "one", {"app.py": before}))
-    names = [text.removeprefix("note: ").partition(" is left out")[0] for _, text in found.left]
+    names = [text.partition(" is left out")[0] for _, text, needed in found.left if not needed]
     assert names == ["storage_options={'a': 1}", "default_limits_exempt_when=is_free"]
-
-
-def test_without_writing_the_lines_are_those_of_the_file(tmp_path: Path) -> None:
-    """Also beside the comments of a run before."""
-    last = "limiter.reset()\n\n\n@limiter.request_filter\ndef free():\n    limiter.enabled = 1\n"
-    old = f"# sluicegate: old\n{FLASK}{last}"
-    [found] = migrate([written(tmp_path / "one", {"app.py": old})])
-    assert [(line, text[:9]) for line, text in found.left_before] == [
-        (1, "old"), (6, "in tests "), (9, "here it i"), (11, "the setti"),
-    ]  # fmt: skip
-    assert [text for _, text in found.left] == [text for _, text in found.left_before]
 
 
 def test_a_handler_in_a_file_of_its_own(tmp_path: Path) -> None:
@@ -396,7 +385,7 @@ def test_a_handler_in_a_file_of_its_own(tmp_path: Path) -> None:
 def test_settings_stay_while_an_import_does_not_say_its_names(tmp_path: Path) -> None:
     files = {"app.py": "from flask_limiter import *", "settings.py": "class Config:\n    RATELIMIT_DEFAULT = '4/day'"}
     found = migrated(written(tmp_path / "one", files))
-    assert [text for each in found for _, text in each.left] == [found[0].left[0][1]] * 2
+    assert [place.text for each in found for place in each.left] == [found[0].left[0].text] * 2
     assert "    RATELIMIT_DEFAULT = '4/day'" in found[1].after.decode()
 
 
@@ -409,7 +398,7 @@ def test_a_value_is_no_function_of_another_file(tmp_path: Path) -> None:
 def test_a_shared_limit_needs_the_key_of_its_limiter(tmp_path: Path) -> None:
     before = FLASK.replace("(get_remote_address)", "(user, default_limits=['5/day'])")
     [found] = migrated(written(tmp_path / "one", {"app.py": f"{before}limiter.shared_limit('5/day', 'all')(view)"}))
-    assert [text for _, text in found.left] == [
+    assert [place.text for place in found.left] == [
         "give it the key of the limiter, without the view: views of one scope share a budget"
     ]
 
@@ -432,7 +421,7 @@ def test_a_file_that_is_no_python_stays_and_the_others_change(text: bytes, tmp_p
     (tmp_path / "new.py").write_text(FLASK)
     new, old = migrated(tmp_path)
     assert (old.after, old.diff) == (text, "")
-    assert [text.partition(":")[0] for _, text in old.left] == ["it cannot be rewritten"]
+    assert [place.text.partition(":")[0] for place in old.left] == ["it cannot be rewritten"]
     assert "RateLimiter(" in new.diff
 
 
@@ -519,16 +508,15 @@ def test_the_command(write: bool, tmp_path: Path) -> None:
     file = written(tmp_path / "one", {"app.py": f"{FLASK}limiter.reset()\n"}) / "app.py"
     arguments = ["migrate", str(file), *(["--write"] if write else [])]
     result = CliRunner().invoke(sluicegate, arguments)
-    assert result.exit_code == 0
+    assert result.exit_code == 1  # a place is needed
     assert ("+limiter = RateLimiter(" in result.stdout) is not write
     assert ("RateLimiter(" in file.read_text()) is write
-    line = 4 if write else 5  # of the file as it is now
-    assert f"{file}:{line}: in tests use the fixture" in result.stderr
+    assert f"{file}:4: in tests use the fixture" in result.stderr
     assert "Before the application starts:" in result.stderr
     assert "What differs:" not in result.stderr
     assert "1 place left for you" in result.stderr
     found = json.loads(CliRunner().invoke(sluicegate, [*arguments, "--json"]).stdout)
-    assert [(each["line"], each["needed"]) for each in found["left"]] == [(line, True)]
+    assert [(each["line"], each["needed"]) for each in found["left"]] == [(4, True)]
     assert len(found["changed"]) == (0 if write else 1)
 
 
@@ -536,9 +524,25 @@ def test_the_report_has_what_only_differs_apart(tmp_path: Path) -> None:
     before = FLASK.replace("address)", "address, retry_after='delta-seconds')") + "limiter.reset()\n"
     folder = written(tmp_path / "one", {"app.py": before})
     result = CliRunner().invoke(sluicegate, ["migrate", str(folder)])
+    assert result.exit_code == 1
     needed, differs = result.stderr.split("What differs:\n")
     assert needed.startswith(f"Before the application starts:\n{folder}/app.py:5: in tests")
-    assert differs.startswith(f"{folder}/app.py:4: retry_after='delta-seconds' is left out: ")
+    assert differs.startswith(f"{folder}/app.py:3: retry_after='delta-seconds' is left out: ")
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        ("", 0),
+        ("\nlimiter.limit('5/day')(app)", 0),
+        ("\nprint(limiter.current_limit)", 1),
+        ("# sluicegate: note: a run before\n", 0),
+        ("# sluicegate: a run before\n", 1),
+    ],
+)
+def test_the_exit_status_says_whether_the_application_starts(more: str, status: int, tmp_path: Path) -> None:
+    folder = written(tmp_path / "one", {"app.py": f"{FLASK}{more}"})
+    assert CliRunner().invoke(sluicegate, ["migrate", str(folder)]).exit_code == status
 
 
 def test_the_command_names_its_extra(tmp_path: Path) -> None:

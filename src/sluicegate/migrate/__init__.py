@@ -15,7 +15,7 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from sluicegate.errors import needs
 from sluicegate.migrate.project import ROOTS, Project
@@ -23,35 +23,38 @@ from sluicegate.migrate.project import ROOTS, Project
 with needs("migrate"):
     import libcst as cst
 
-    from sluicegate.migrate.transform import ADVICE as ADVICE
-    from sluicegate.migrate.transform import MARK, rewrite
+    from sluicegate.migrate.transform import ADVICE, MARK, rewrite
 
 _OTHERS: Final = ("RATELIMIT_", "MIDDLEWARE", "FastAPI", ".limit", "view_rate_limit")  # words of a file that may change
 _PROBLEMS: Final = (OSError, SyntaxError, ValueError, RecursionError, MemoryError, cst.ParserSyntaxError)
 _NOT_OURS: Final = ("node_modules", "site-packages", "__pycache__")
 
 
+class Place(NamedTuple):
+    """What a person has to do. `needed` says whether the application does not start before."""
+
+    line: int
+    text: str
+    needed: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """A file before and after. `problem` says why it stays as it is. `new` has the comments that are new, each with the
-    line of the file before that it is about.
-    """
+    """A file before and after. `problem` says why it stays as it is."""
 
     path: Path
     before: bytes
     after: bytes
     problem: str = ""
-    new: tuple[tuple[int, str], ...] = ()
 
     @property
-    def left(self) -> list[tuple[int, str]]:
-        """The lines of the file after, and what a person has to do there."""
-        return [(1, self.problem)] if self.problem else _marked(self.after)
-
-    @property
-    def left_before(self) -> list[tuple[int, str]]:
-        """The same with the lines of the file before."""
-        return self.left if self.problem else sorted([*_marked(self.before), *self.new])
+    def left(self) -> list[Place]:
+        """The comments in the file after, also those of a run before."""
+        if self.problem:
+            return [Place(1, self.problem, needed=True)]
+        lines = enumerate(map(str.strip, _text(self.after).splitlines()), 1)
+        marked = [(number, line.removeprefix(MARK)) for number, line in lines if line.startswith(MARK)]
+        return [Place(number, text.removeprefix(ADVICE), not text.startswith(ADVICE)) for number, text in marked]
 
     @property
     def diff(self) -> str:
@@ -118,20 +121,15 @@ def _migrated(file: Migrated, project: Project) -> Migrated:
     if file.problem:
         return file
     try:
-        after, new = rewrite(file.before, project)
+        after = rewrite(file.before, project)
         compile(after, str(file.path), "exec", dont_inherit=True)
     except _PROBLEMS as error:
         return replace(file, problem=_problem(error))
-    return replace(file, after=after, new=tuple(new))
+    return replace(file, after=after)
 
 
 def _problem(error: BaseException) -> str:
     return f"it cannot be rewritten: {(str(error) or type(error).__name__).splitlines()[0]}"
-
-
-def _marked(source: bytes) -> list[tuple[int, str]]:
-    lines = [line.strip() for line in _text(source).splitlines()]
-    return [(number, line.removeprefix(MARK)) for number, line in enumerate(lines, 1) if line.startswith(MARK)]
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import libcst as cst
 from libcst import matchers as m
-from libcst.metadata import MetadataWrapper, PositionProvider, QualifiedNameProvider, QualifiedNameSource
+from libcst.metadata import MetadataWrapper, QualifiedNameProvider, QualifiedNameSource
 
 from sluicegate.migrate.peers import CONFIG, CONSTRUCTS, DECISION, INSIDE, MIDDLEWARES, SETTINGS, TEXTS, note_of
 from sluicegate.migrate.project import ROOTS, Project, bound, imports, roots_of, values, words
@@ -25,10 +25,8 @@ ADVICE: Final = "note: "
 _DJANGO: Final = ("django_ratelimit", "rest_framework")
 
 
-def rewrite(text: bytes, project: Project) -> tuple[bytes, list[tuple[int, str]]]:
-    """Return the text of a file as it is with sluicegate, and the new comments with the lines of the old text that they
-    are about. Raises SyntaxError or cst.ParserSyntaxError.
-    """
+def rewrite(text: bytes, project: Project) -> bytes:
+    """Return the text of a file as it is with sluicegate. Raises SyntaxError or cst.ParserSyntaxError."""
     module = cst.parse_module(text)
     tree = ast.parse(text)
     names, before = imports(tree), words(module.code)
@@ -42,7 +40,7 @@ def rewrite(text: bytes, project: Project) -> tuple[bytes, list[tuple[int, str]]
     gone = ((before & names.keys()) | theirs) - after | new.keys()  # what nothing uses, and what a new import is named
     text = made.visit(_Tidier(gone, new)).bytes
     text = _LINE.sub(lambda line: b"".join(line.group(1, 2, 3)) if line[2] else b"", text)
-    return text.replace(_GONE.encode(), b"pass"), rewriter.places
+    return text.replace(_GONE.encode(), b"pass")
 
 
 _GONE: Final = "__gone__"
@@ -55,12 +53,11 @@ class _Rewriter(cst.CSTTransformer):
     take the node out again, as that of a key takes `get_remote_address` out.
     """
 
-    METADATA_DEPENDENCIES = (PositionProvider, QualifiedNameProvider)
+    METADATA_DEPENDENCIES = (QualifiedNameProvider,)
 
     def __init__(self, site: Site, text: str) -> None:
         super().__init__()
         self.site = site
-        self.places: list[tuple[int, str]] = []
         self._words = words(text)
         self._nets = [(re.compile(net), note or _STAR * site.project.has_star) for roots, file, net, note in _NETS
                       if self._has(*roots) and re.search(file, text)]  # fmt: skip
@@ -312,8 +309,6 @@ class _Rewriter(cst.CSTTransformer):
         if isinstance(original_node, (cst.SimpleStatementLine, cst.Decorator)):
             lines += (Counter(_comments(original_node)) - Counter(_comments(made))).elements()
         new = [cst.EmptyLine(comment=cst.Comment(text)) for text in lines if text not in known]
-        place: Any = self.get_metadata(PositionProvider, original_node)
-        self.places += [(place.start.line, text) for text in dict.fromkeys(texts) if f"{MARK}{text}" not in known]
         made = made.with_changes(leading_lines=[*made.leading_lines, *new])
         if not isinstance(made, cst.SimpleStatementLine) or len(made.body) == len(getattr(original_node, "body", ())):
             return made
