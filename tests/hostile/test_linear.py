@@ -111,8 +111,8 @@ PATTERNS: Final = {
     "migrate.transform:_ASKED": Pattern("source of an application", ("fullmatch",)),
     "migrate.transform:_Rewriter.__init__": Pattern(
         "source of an application",
-        ("search", "findall"),
-        tuple([re.compile(net) for _, *nets, _ in transform._NETS for net in nets]),
+        ("findall",),
+        tuple([re.compile(net) for _, net, _ in transform._NETS]),
     ),
     "rules.typed:NAMED": Pattern(OPERATOR, ("match", "sub")),
     "migrate.transform:_LINE": Pattern("source of an application", ("sub",)),

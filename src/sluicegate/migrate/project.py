@@ -16,6 +16,8 @@ _MADE: Final = ("flask_limiter.Limiter", "slowapi.Limiter")  # whose members the
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Assignment = ast.Assign | ast.AnnAssign | ast.NamedExpr
 _ADDRESS: Final = ("get_remote_address", "get_ipaddr")
+REFUSALS: Final = ("RateLimitExceeded", "TooManyRequests")
+"""The errors whose handlers get a refusal."""
 _DEFAULTS: Final = ("default_limits", "RATELIMIT_DEFAULT", "SLUICEGATE_DEFAULT_LIMITS")  # after a run, too
 
 
@@ -45,11 +47,11 @@ class Project:
     constants: dict[str, object] = field(default_factory=dict)  # `...` where two files say two things
     limited: set[str] = field(default_factory=set)  # what a limit is given to by a call, such as a blueprint
     inside: set[str] = field(default_factory=set)  # of these the blueprints that another one of them limits
+    handlers: set[str] = field(default_factory=set)  # the functions that get the error of a refusal
     groups: dict[str, str] = field(default_factory=dict)  # a group of django-ratelimit → its first rate
     has_paths: bool = False  # whether a path has parameters, as Starlette writes them
     has_defaults: bool = False  # whether a limiter has limits that each view has for itself
     has_middleware: bool = True  # whether an application has the middleware here, or gets it
-    has_star: bool = False  # whether a file imports all names of a library
     key: str | None = None  # the key of these limits, where it can be written in any file
     web: str = "starlette"
 
@@ -86,8 +88,6 @@ class Project:
             self.web = "fastapi"
         for node in ast.walk(tree):
             match node:
-                case ast.ImportFrom(module=str(library), names=[ast.alias(name="*")]):
-                    self.has_star |= bool(roots_of(library))
                 case ast.Assign() | ast.AnnAssign() | ast.NamedExpr():
                     for target, value in _pairs(node):
                         self._read_value(target, value, module=module, names=names)
@@ -97,6 +97,12 @@ class Project:
                             self.constants[target.id] = literal if same else ...
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                     self.functions[name] = Function.of(node)
+                    errors = [error for each in node.decorator_list for error in getattr(each, "args", ())]
+                    self.handlers |= {name} if any(map(_is_refusal, errors)) else set()
+                case ast.Dict(keys=keys, values=found):
+                    self.handlers |= {_last(each) for error, each in zip(keys, found, strict=True) if _is_refusal(error)}
+                case ast.Call(args=[error, handler]) if _is_refusal(error):
+                    self.handlers.add(_last(handler))
                 case ast.Call(func=ast.Call(func=ast.Attribute(attr="limit" | "shared_limit")), args=[target]):
                     self.limited.add(_last(target))
                 case ast.Call(func=ast.Attribute(value=outer, attr="register_blueprint"), args=[inner, *_]):
@@ -188,6 +194,11 @@ def _dotted(node: ast.expr, names: Mapping[str, str]) -> str:
 
 def _last(node: ast.expr) -> str:
     return _dotted(node, {}).rpartition(".")[2]
+
+
+def _is_refusal(error: ast.expr | None) -> bool:
+    """True for what a handler of refusals is registered for."""
+    return getattr(error, "value", 0) == 429 or (error is not None and _last(error) in REFUSALS)
 
 
 def words(text: str) -> set[str]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from itertools import takewhile
 from symtable import symtable
 from typing import Any, Final
 
 import libcst as cst
 from libcst import matchers as m
-from libcst.metadata import MetadataWrapper, QualifiedNameProvider, QualifiedNameSource
+from libcst.metadata import MetadataWrapper, PositionProvider, QualifiedNameProvider, QualifiedNameSource
 
 from sluicegate.migrate.peers import CONFIG, CONSTRUCTS, DECISION, INSIDE, MIDDLEWARES, SETTINGS, TEXTS, note_of
-from sluicegate.migrate.project import ROOTS, Project, bound, imports, roots_of, values, words
+from sluicegate.migrate.project import REFUSALS, ROOTS, Project, bound, imports, roots_of, values, words
 from sluicegate.migrate.rewrite import FIRST, Construct, Expression, Left, Site, code, constant, last, source
 
 MARK: Final = "# sluicegate: "
@@ -53,19 +54,19 @@ class _Rewriter(cst.CSTTransformer):
     take the node out again, as that of a key takes `get_remote_address` out.
     """
 
-    METADATA_DEPENDENCIES = (QualifiedNameProvider,)
+    METADATA_DEPENDENCIES = (PositionProvider, QualifiedNameProvider)
 
     def __init__(self, site: Site, text: str) -> None:
         super().__init__()
         self.site = site
         self._words = words(text)
-        self._nets = [(re.compile(net), note or _STAR * site.project.has_star) for roots, file, net, note in _NETS
-                      if self._has(*roots) and re.search(file, text)]  # fmt: skip
+        self._lines = text.splitlines()
+        self._nets = [(re.compile(net), note) for roots, net, note in _NETS if self._has(*roots)]
         self._names = self.site.names
         self._notes: list[dict[cst.CSTNode, str]] = [{}]  # of the module and of each statement: a node → its comment
         self._uses: set[cst.CSTNode] = set()  # the names that are called, decorate or are a type
         self._blocks: set[cst.CSTNode] = set()  # what a `with` enters
-        self._leading: dict[cst.CSTNode, Sequence[cst.EmptyLine]] = {}  # a node → lines above it that another one has
+        self._errors: set[cst.CSTNode] = set()  # what is read from the error of a refusal
         self._has_dictionary = "SLUICEGATE" in site.taken
         self._has_star = "*" in site.imports.values()
 
@@ -94,7 +95,11 @@ class _Rewriter(cst.CSTTransformer):
 
     def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> Expression:
         """Rewrite a dotted name, and what django-ratelimit writes on a request."""
-        self._notes[-1].pop(updated_node.value, None)  # the longer name says more
+        if original_node.value not in self._errors:
+            self._notes[-1].pop(updated_node.value, None)  # the longer name says more
+        if original_node in self._errors:
+            self._notes[-1][updated_node] = DECISION if updated_node.attr.value == "limit" else _SENTENCE
+            return updated_node
         if updated_node.attr.value == "limited" and (asked := self._would_refuse(original_node, updated_node.value)):
             return asked
         return self._named(original_node, updated_node)
@@ -179,7 +184,7 @@ class _Rewriter(cst.CSTTransformer):
     def _configured(self, name: object, value: Expression, *, in_django: bool = False) -> tuple[str, Expression] | None:
         """Return the name and the value of a setting here. None for another name, and for a setting that stays."""
         option = (SETTINGS if in_django else CONFIG).get(str(name))
-        if option is None or self.site.project.has_star or not self._has("flask_limiter", "django_ratelimit"):
+        if option is None or not self._has("flask_limiter", "django_ratelimit"):
             return None
         try:
             made = option.convert(value, self.site)
@@ -272,7 +277,9 @@ class _Rewriter(cst.CSTTransformer):
         return any(CONSTRUCTS.get(self._names.get(each, ""), _NOTHING).removed for each in given)
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        """Open the notes of a statement. Note what is called, decorates, is a type, or is entered by a block."""
+        """Open the notes of a statement. Note what is called, decorates, is a type, is entered by a block, or is read
+        from an error.
+        """
         match node:
             case cst.Call(func=used) | cst.Decorator(decorator=used):
                 self._uses.add(used)
@@ -286,11 +293,14 @@ class _Rewriter(cst.CSTTransformer):
                 self.site.scopes[:] = [""] * isinstance(node, cst.SimpleStatementLine)
         if hasattr(node, "leading_lines"):
             self._notes.append({})
-        if isinstance(node, cst.Module):
-            self._leading |= dict.fromkeys(node.body[:1], node.header)
-        for first in getattr(node, "decorators", ())[:1]:
-            self._leading[first] = [*self._leading.get(node, ()), *getattr(node, "leading_lines", ())]
+            self._errors.update(m.findall(node, _OF_ERROR) if self._handles(node) else ())
         return super().on_visit(node)
+
+    def _handles(self, node: cst.CSTNode) -> bool:
+        """True for what gets the error of a refusal."""
+        if isinstance(node, cst.ExceptHandler):
+            return node.type is not None and any(each in source(node.type) for each in REFUSALS)
+        return isinstance(node, cst.FunctionDef) and node.name.value in self.site.project.handlers
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
         """Write the notes of a statement above it. Give each statement that is new its own line."""
@@ -300,10 +310,12 @@ class _Rewriter(cst.CSTTransformer):
         notes = self._notes.pop()
         there = set(m.findall(made, _ANY)) if notes else ()
         texts = [line for node, text in notes.items() if node in there for line in text.splitlines()]
-        above = [*self._leading.get(original_node, ()), *made.leading_lines]
-        known = [line.comment.value for line in above if line.comment is not None]
+        first = next(iter(getattr(original_node, "decorators", ())), original_node)
+        place: Any = self.get_metadata(PositionProvider, first)
+        above = (self._lines[at].strip() for at in reversed(range(place.start.line - 1)))
+        known = [*takewhile(lambda line: line.startswith("#"), above)]
         if not any(each.startswith(MARK) for each in known):
-            found = [(each, note) for net, note in self._nets for each in net.findall(source(_part(made)))]
+            found = [(each, note) for net, note in self._nets for each in net.findall(_part(made))]
             texts = texts or [note or note_of(str(each)) for each, note in found]
         lines = [f"{MARK}{text}" for text in dict.fromkeys(texts)]
         if isinstance(original_node, (cst.SimpleStatementLine, cst.Decorator)):
@@ -378,13 +390,11 @@ def _statement(text: str) -> cst.BaseSmallStatement:
     return cst.ensure_type(cst.parse_statement(text), cst.SimpleStatementLine).body[0]
 
 
-def _part(statement: Any) -> cst.CSTNode:
+def _part(statement: Any) -> str:
     """Return what a statement says by itself, without the comments above it and the statements inside it."""
-    if isinstance(statement, (cst.SimpleStatementLine, cst.Decorator)):
-        return statement.with_changes(leading_lines=())
-    if isinstance(body := getattr(statement, "body", None), cst.SimpleStatementSuite):
-        return body
-    return getattr(statement, "iter", getattr(statement, "test", cst.Module([])))
+    inside = (cst.EmptyLine, cst.IndentedBlock)
+    own = [each for each in statement.children if not (isinstance(each, inside) or hasattr(each, "leading_lines"))]
+    return "@" * isinstance(statement, cst.Decorator) + " ".join(map(source, own)).strip()
 
 
 def _comments(node: cst.CSTNode) -> list[str]:
@@ -400,26 +410,26 @@ _NOTHING: Final = Construct()
 _ANY: Final = m.MatchIfTrue[cst.CSTNode](lambda _: True)
 _BOTH_HOLD: Final = f"{ADVICE}there this limit replaces that of the blueprint; here both hold"
 _FREES: Final = ("Limiter.exempt", "skip_limiter")
-_STAR: Final = "import each name by itself instead of *, and run the command again: names and settings stay until then"
+_STAR: Final = "import each name by itself instead of *, and run the command again: names stay until then"
+_SENTENCE: Final = f"{ADVICE}here it is a sentence for the client; {DECISION}"
+_OF_ERROR: Final = m.Attribute(value=m.Name(), attr=m.Name(m.MatchRegex("limit|description|detail")))
 _IN_MIDDLEWARE: Final = ("sluicegate.{web}.limit", "sluicegate.fastapi.RateLimit")
 _NOT_CALLED: Final = "it stays where it is not called: write the call, or a limit as a function that returns one"
 _UNKNOWN: Final = "if this is a limiter, write it by hand: nothing says what its owner is"
 _SOFTLY: Final = 'write getattr(decision(request), "would_refuse", False), with decision of sluicegate.django'
-_STARS: Final = rf"^from ({'|'.join(ROOTS[:-1])}|rest_framework.throttling)(\.\w+)* import \*"
+_STARS: Final = rf"\bfrom ({'|'.join(ROOTS[:-1])}|rest_framework.throttling)(\.\w+)* import \*"
 _OWNED: Final = (
-    r"^(@\(?|decorators\b)[^(]*(?<!csrf)\.(limit|shared_limit|exempt)\b"
+    r"^(?:@\(?[^(]*|decorators\b[\s\S]*)(?<!csrf)\.(limit|shared_limit|exempt)\b"
     r"|\bgetattr\([\w.]*limiter\b|\.limit\([^()]*\)\(|\.shared_limit\("
 )
 _ERROR: Final = r"\b(e|err|error|ex|exc|exception)\.limit\b(?!\()|\bview_rate_limit\b"
 _SET: Final = rf"(?<=[\"'])RATELIMIT_\w*|\bRATELIMIT_\w+(?=\s*[:=])|\b(?:{'|'.join([*SETTINGS, *CONFIG])})\b"
-_HANDLES: Final = "error_?handler|exception_handler|RateLimitExceeded"
-_NETS: Final = (  # where these packages are, in a file that has the first text: a text that stays → what to do, or
-    (ROOTS, "", _STARS, _STAR),  # "" for a name of the tables
-    (("flask_limiter", "django_ratelimit", "slowapi"), "", _SET, ""),
-    (("flask_limiter", "slowapi"), "", _OWNED, _UNKNOWN),
-    (("flask_limiter", "slowapi"), "", _ERROR, DECISION),
-    (("flask_limiter", "slowapi"), _HANDLES, r"(?<!limiter)\.limit\b(?!\()", DECISION),
-    (("django_ratelimit",), "", r"\.limited\b|[\"']limited[\"']", _SOFTLY),
+_NETS: Final = (  # where these packages are: a text that stays → what to do, or "" for a name of the tables
+    (ROOTS, _STARS, _STAR),
+    (("flask_limiter", "django_ratelimit", "slowapi"), _SET, ""),
+    (("flask_limiter", "slowapi"), _OWNED, _UNKNOWN),
+    (("flask_limiter", "slowapi"), _ERROR, DECISION),
+    (("django_ratelimit",), r"\.limited\b|[\"']limited[\"']", _SOFTLY),
 )
 _VERB: Final = m.MatchRegex("route|get|post|put|patch|delete|head|options|api_route")
 _ROUTE: Final = m.Call(func=m.Attribute(attr=m.Name(_VERB)))
