@@ -281,8 +281,16 @@ def test_what_is_rewritten(before: str, expected: str, tmp_path: Path) -> None:
         # A sentence for the client; of other errors it stays.
         (f"{FLASK}@app.errorhandler(429)\ndef slow(breach):\n    return breach.description", "breach.desc", SENTENCE),
         (f"{FLASK}def slow(e):\n    return e.description\nd.register_error_handler(429, slow)", "return e", SENTENCE),
-        (f"{SLOWAPI}@app.exception_handler(RateLimitExceeded)\nasync def slow(r, e):\n  e.detail", "e.detail", SENTENCE),
-        (f"{SLOWAPI}FastAPI(exception_handlers={{s.RateLimitExceeded: s}})\ndef s(r, e):\n  e.detail", "e.de", SENTENCE),
+        (
+            f"{SLOWAPI}@app.exception_handler(RateLimitExceeded)\nasync def slow(r, e):\n  e.detail",
+            "e.detail",
+            SENTENCE,
+        ),
+        (
+            f"{SLOWAPI}FastAPI(exception_handlers={{s.RateLimitExceeded: s}})\ndef s(r, e):\n  e.detail",
+            "e.de",
+            SENTENCE,
+        ),
         (f"{SLOWAPI}try: pass\nexcept (RateLimitExceeded, KeyError) as e:\n  e.detail", "e.detail", SENTENCE),
         (f"{FLASK}@app.errorhandler(404)\n{HANDLER}\nlimiter.reset()", "limiter.reset()", "fresh_limits"),
         (f"{SLOWAPI}async def slow(request, exc):\n    return exc.limit", "exc.limit", "error.decision"),
@@ -344,7 +352,11 @@ def test_what_is_rewritten(before: str, expected: str, tmp_path: Path) -> None:
         (f"{FACTORY}app.limiter = make()\napp.limiter.limit('5/day')(view)", "app.limiter.limit(", "what its owner is"),
         (f"{PAIR}@limiter.limit('5/hour')\ndef view(): ...", "@limiter.limit", "what its owner is"),
         (f"{FLASK}class Page(View):\n    decorators = [x.limit('5/day')]", "[x.limit('5/day')]", "what its owner is"),
-        (f"{FLASK}class Page(View):\n    decorators = [\n        f(), x.limit('5/day')]", "decorators = [", "what its own"),
+        (
+            f"{FLASK}class Page(View):\n    decorators = [\n        f(), x.limit('5/day')]",
+            "decorators = [",
+            "what its own",
+        ),
         (f"{FLASK}getattr(limiter, 'limit')('5/day')(view)", "getattr(limiter, 'limit')", "what its owner is"),
         (f"{FLASK}@mine.exempt\ndef view(): ...", "@mine.exempt", "what its owner is"),
         # What is written in another way, and limits something else.
@@ -400,10 +412,30 @@ def test_a_value_is_no_function_of_another_file(tmp_path: Path) -> None:
     assert "limit(slow)(view)" in found.after.decode()
 
 
-def test_a_shared_limit_needs_the_key_of_its_limiter(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limiter", "expected"),
+    [
+        (
+            "from slowapi.util import get_remote_address as ip\nlimiter = Limiter(ip, default_limits=['5/day'])",
+            'key="ip")',
+        ),
+        ("limiter = Limiter(user, default_limits=['5/day'])\ndef user(request): ...", "key=user)"),
+        ("limiter = Limiter(lambda request: 1, default_limits=['5/day'])", "key=lambda request: 1)"),
+        ("limiter = Limiter(user)", "scope='all')(view)"),
+    ],
+)
+def test_a_shared_limit_has_the_key_of_its_limiter(limiter: str, expected: str, tmp_path: Path) -> None:
+    shared = "limiter.shared_limit('5/day', 'all')(view)"
+    before = f"from slowapi import Limiter\n{limiter}\n{shared}"
+    [found] = migrated(written(tmp_path / "one", {"app.py": before}))
+    assert expected in found.after.decode().splitlines()[-1]
+
+
+def test_a_shared_limit_stays_where_the_key_is_not_known(tmp_path: Path) -> None:
     before = FLASK.replace("(get_remote_address)", "(user, default_limits=['5/day'])")
-    [found] = migrated(written(tmp_path / "one", {"app.py": f"{before}limiter.shared_limit('5/day', 'all')(view)"}))
-    assert [place.text for place in found.left] == [
+    shared = "from app import limiter\nlimiter.shared_limit('5/day', 'all')(view)"
+    found = migrated(written(tmp_path / "one", {"app.py": before, "shop.py": shared}))
+    assert [place.text for each in found for place in each.left] == [
         "give it the key of the limiter, without the view: views of one scope share a budget"
     ]
 

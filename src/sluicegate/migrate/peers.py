@@ -6,105 +6,30 @@ The pages under "From another library" in the documentation have what stays by h
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 import libcst as cst
 
 from sluicegate.errors import QuotaError, name_here
-from sluicegate.migrate.rewrite import (
-    FIRST,
-    Arguments,
-    Construct,
-    Convert,
-    Expression,
-    Left,
-    Option,
-    Site,
-    called,
-    chosen,
-    code,
-    constant,
-    function,
-    is_function,
-    last,
-    no_function,
-    same,
-    source,
-)
+from sluicegate.migrate.convert import chosen, conversions, function, is_function, options
+from sluicegate.migrate.rewrite import FIRST, Arguments, Construct, Expression, Left, Site, code, constant, last, source
 from sluicegate.quota import Quota
 
 _NO_SCOPE: Final = "give it a scope: there its routes share a budget, without a scope each has its own"
 _BY_PATH: Final = 'there each value of a path parameter has a budget; for that write key=("ip", "path:name")'
 _BY_VIEW: Final = "there all values of a path parameter share a budget; with this key each has its own"
 
-
-_KINDS: Final = chosen(
-    {"fixed-window": "fixed-window", "moving-window": "sliding-log", "sliding-window-counter": "sliding-counter"}
-)
-
-
-def _options(names: str, conversions: Mapping[str, Convert]) -> dict[str, Option]:
-    """Return the options of this text, in the order in which they may be given without a name: a name that is the same
-    here, "there=here", or "there=" for what is not needed here.
-    """
-    pairs = [each.partition("=") for each in names.split()]
-    return {name: Option(to := here if other else name, conversions.get(to, same)) for name, other, here in pairs}
-
-
 # Flask-Limiter and slowapi: one came from the other
-
-
-def _conversions(needs: int) -> dict[str, Convert]:
-    """Return what is written in another way here, by the name here. `needs` says how many arguments a function takes
-    there.
-    """
-    return {
-        FIRST: called(needs),
-        "cost": called(needs),
-        "key": function(needs, is_key=True),
-        "when": function(needs, negated=True),
-        "scope": no_function('a scope is a name here: make the function a part of the key, key=("ip", f)'),
-        "error_message": no_function("error_message is a text; on_denied is a function"),
-        "default_limits": no_function("a function can be the quota of a Rule, in rules=[…]"),
-        "headers": chosen({True: "x-ratelimit", False: None, None: None}),
-        "on_store_failure": chosen({True: "allow", False: None, None: None}),
-        "algorithm": _KINDS,
-    }
-
 
 _OF_LIMITER: Final = (
     "key_func=key default_limits application_limits=application headers_enabled=headers strategy=algorithm "
-    "storage_uri=store swallow_errors=on_store_failure key_prefix=prefix enabled in_memory_fallback_enabled= app=first"
+    "storage_uri=store swallow_errors=on_store_failure key_prefix=prefix enabled in_memory_fallback_enabled= app=first "
+    "key_style"
 )
-_OF_LIMIT: Final = " per_method methods error_message exempt_when=when cost override_defaults"
-_OF_ONE: Final = "limit_value=first key_func=key"
-_OF_SHARED: Final = "limit_value=first scope key_func=key"
-
-
-def _defaults(place: str, *, beside: bool) -> Callable[[Arguments, Site], None]:
-    """Make the function that finishes a limiter: with defaults for each view, the key has the view in it, and a limit
-    replaces them. `place` reads the view of a request; `beside` says whether application limits hold beside a limit.
-    """
-
-    def finish(arguments: Arguments, site: Site) -> None:
-        by_view = constant(arguments.pop("key_style", code('"url"'))) == "endpoint"
-        if not beside and site.project.has_paths and by_view is site.project.has_defaults:
-            site.notes.append(_BY_VIEW if by_view else _BY_PATH)
-        application = arguments.pop("application", None)
-        if site.project.has_defaults:
-            key = arguments.get("key", code('"user"'))
-            arguments["key"] = code(f"({{key}}, lambda request: {place})", key=key)
-            if application is not None:
-                rule = f'[{site.use("sluicegate.Rule")}(name="application", quota={{quota}}, key={{key}})]'
-                arguments["rules"] = code(rule, quota=_quotas(application), key=key)
-        elif application is not None:
-            arguments["default_limits"] = application
-        if site.project.has_defaults or (application is not None and not beside):
-            arguments["limits_replace_defaults"] = code("True")
-
-    return finish
+_OF_LIMIT: Final = "per_method methods error_message exempt_when=when cost override_defaults deduct_when=charge_when"
+_OF_SHARED: Final = f"limit_value=first scope key_func=key error_message exempt_when=when cost {_OF_LIMIT}"
 
 
 def _quotas(given: Expression) -> Expression:
@@ -113,46 +38,61 @@ def _quotas(given: Expression) -> Expression:
     return code('"' + "; ".join(map(str, texts)) + '"') if texts and ... not in texts else given
 
 
-def _for_methods(arguments: Arguments, site: Site) -> None:
-    """Say that a limit for some methods takes the defaults from the others."""
-    replaces = source(arguments.get("override_defaults", code("True"))) != "False"
-    if site.project.has_defaults and "methods" in arguments and replaces:
-        site.notes.append("there the other methods keep the default limits: give them one more @limit")
+def _like_flask(limiter: str, web: str, *, needs: int, view: str, beside: bool) -> dict[str, Construct]:
+    """Return a table. With defaults for each view, the key of a limiter has the view in it, and a limit replaces them.
+
+    `view` reads the view of a request; `beside` says whether the application limits hold beside a limit, and the
+    defaults for the methods that a limit does not have.
+    """
+
+    def limiters(arguments: Arguments, site: Site) -> None:
+        by_view = constant(arguments.pop("key_style", code('"url"'))) == "endpoint"
+        if not beside and site.project.has_paths and by_view is site.project.has_defaults:
+            site.notes.append(_BY_VIEW if by_view else _BY_PATH)
+        site.keys[:] = [key := arguments.get("key", code('"user"'))]
+        application = arguments.pop("application", None)
+        if site.project.has_defaults:
+            arguments["key"] = code(f"({{key}}, lambda request: {view})", key=key)
+            if application is not None:
+                rule = f'[{site.use("sluicegate.Rule")}(name="application", quota={{quota}}, key={{key}})]'
+                arguments["rules"] = code(rule, quota=_quotas(application), key=key)
+        elif application is not None:
+            arguments["default_limits"] = application
+        if site.project.has_defaults or (application is not None and not beside):
+            arguments["limits_replace_defaults"] = code("True")
+
+    def limits(arguments: Arguments, site: Site) -> None:
+        replaces = source(arguments.get("override_defaults", code("True"))) != "False"
+        if beside and site.project.has_defaults and "methods" in arguments and replaces:
+            site.notes.append("there the other methods keep the default limits: give them one more @limit")
+
+    def shared(arguments: Arguments, site: Site) -> None:
+        limits(arguments, site)
+        if site.project.has_defaults and "key" not in arguments:
+            if not site.keys and site.project.key is None:
+                raise Left("give it the key of the limiter, without the view: views of one scope share a budget")
+            arguments["key"] = site.keys[0] if site.keys else code(site.project.key or "")
+
+    to_here = conversions(needs)
+    no_flags = {"": chosen({}, "exempt(…, defaults_only=True) frees from the default limits alone")}
+    return {
+        "Limiter": Construct(limiter, options(_OF_LIMITER, to_here), limiters),
+        "Limiter.limit": Construct(
+            f"{web}.limit", options(f"limit_value=first key_func=key {_OF_LIMIT} scope=name", to_here), limits
+        ),
+        "Limiter.shared_limit": Construct(f"{web}.limit", options(_OF_SHARED, to_here), shared),
+        "Limiter.exempt": Construct(f"{web}.exempt", options("obj=first flags=", no_flags)),
+    }
 
 
-def _shared(arguments: Arguments, site: Site) -> None:
-    """Give a shared limit a key without the view, where the key of the settings has it."""
-    _for_methods(arguments, site)
-    if site.project.has_defaults and "key" not in arguments:
-        if site.project.key is None:
-            raise Left("give it the key of the limiter, without the view: views of one scope share a budget")
-        arguments["key"] = code(site.project.key)
-
-
-_NO_FLAGS: Final = {"": chosen({}, "exempt(…, defaults_only=True) frees from the default limits alone")}
-_TO_FLASK: Final = {**_conversions(0), "name": _conversions(0)["scope"]}
-_FLASK_LIMITER: Final = _options(_OF_LIMITER, _TO_FLASK)
-_FLASK_LIMIT: Final = _options(f"{_OF_ONE} scope=name deduct_when=charge_when{_OF_LIMIT}", _TO_FLASK)
-_FLASK_SHARED: Final = _options(f"{_OF_SHARED} deduct_when=charge_when{_OF_LIMIT}", _TO_FLASK)
 _FLASK: Final = {
-    "Limiter": Construct("flask.RateLimiter", _FLASK_LIMITER, _defaults("request.endpoint", beside=True)),
-    "Limiter.limit": Construct("flask.limit", _FLASK_LIMIT, _for_methods),
-    "Limiter.shared_limit": Construct("flask.limit", _FLASK_SHARED, _shared),
-    "Limiter.exempt": Construct("flask.exempt", _options("obj=first flags=", _NO_FLAGS)),
+    **_like_flask("flask.RateLimiter", "flask", needs=0, view="request.endpoint", beside=True),
     "Limiter.init_app": Construct(),
     "RateLimitExceeded": Construct("flask.RateLimited"),
 }
-
-_TO_ASGI: Final = _conversions(1)
-_SLOWAPI_LIMITER: Final = _options(f"{_OF_LIMITER} key_style", _TO_ASGI)
-_SLOWAPI_LIMIT: Final = _options(f"{_OF_ONE}{_OF_LIMIT}", _TO_ASGI)
-_SLOWAPI_SHARED: Final = _options(f"{_OF_SHARED} error_message exempt_when=when cost{_OF_LIMIT}", _TO_ASGI)
 _REMOVED: Final = ("SlowAPIMiddleware", "SlowAPIASGIMiddleware", "_rate_limit_exceeded_handler")
 _SLOWAPI: Final = {
-    "Limiter": Construct("Settings", _SLOWAPI_LIMITER, _defaults("request.url.path", beside=False)),
-    "Limiter.limit": Construct("{web}.limit", _SLOWAPI_LIMIT),
-    "Limiter.shared_limit": Construct("{web}.limit", _SLOWAPI_SHARED, _shared),
-    "Limiter.exempt": Construct("{web}.exempt", _options("obj=first", {})),
+    **_like_flask("Settings", "{web}", needs=1, view="request.url.path", beside=False),
     "RateLimitExceeded": Construct("RateLimitExceeded"),
     **dict.fromkeys(_REMOVED, Construct(removed=True)),
 }
@@ -192,7 +132,7 @@ def _by_address(arguments: Arguments, site: Site) -> None:
         arguments["scope"] = code(f'"{name}"')
 
 
-_FASTAPI_OPTIONS: Final = _options("limiter=first identifier=key", {"key": _TO_ASGI["key"]})
+_FASTAPI_OPTIONS: Final = options("limiter=first identifier=key", {"key": function(1, is_key=True)})
 _FASTAPI: Final = {
     "RateLimiter": Construct("fastapi.RateLimit", _FASTAPI_OPTIONS, _by_address),
     "skip_limiter": Construct("fastapi.exempt"),
@@ -260,9 +200,10 @@ def _of_group(arguments: Arguments, site: Site) -> None:
 _TO_DJANGO: Final = {
     "key": _key_of_django, FIRST: _rate_of_django, "methods": _methods, "mode": chosen({True: None, False: "shadow"})
 }  # fmt: skip
-_DJANGO_OPTIONS: Final = _options("group=scope key rate=first method=methods block=mode", _TO_DJANGO)
+_DJANGO_OPTIONS: Final = options("group=scope key rate=first method=methods block=mode", _TO_DJANGO)
 _DJANGO: Final = {
     "ratelimit": Construct("django.limit", _DJANGO_OPTIONS, _of_group),
+    "RatelimitMiddleware": Construct("django.RateLimitMiddleware"),
     **dict.fromkeys(("ALL", "UNSAFE"), Construct()),
 }
 
@@ -274,23 +215,16 @@ _TABLES: Final = {
     "flask_limiter": _FLASK, "slowapi": _SLOWAPI, "fastapi_limiter": _FASTAPI, "pyrate_limiter": _PYRATE,
     "django_ratelimit": _DJANGO, "rest_framework": {name: Construct(f"drf.{name}") for name in _THROTTLES},
 }  # fmt: skip
-CONSTRUCTS: Final[Mapping[str, Construct]] = {
+CONSTRUCTS: Final[Mapping[str, Construct]] = {"django_ratelimit": Construct("sluicegate.django")} | {
     f"{root}.{name}": replace(construct, to=construct.to and f"sluicegate.{construct.to}")
     for root, constructs in _TABLES.items()
     for name, construct in constructs.items()
 }
 """By the package and the name: what a name of another library becomes."""
 
-TEXTS: Final[Mapping[str, str]] = {
-    **{f"rest_framework.throttling.{name}": f"sluicegate.drf.{name}" for name in _THROTTLES},
-    "django_ratelimit.middleware.RatelimitMiddleware": "sluicegate.django.RateLimitMiddleware",
-    "django_ratelimit": "sluicegate.django",
-}
-"""Dotted names in texts, as Django's settings have them."""
-
 MIDDLEWARES: Final = ("sluicegate.django.RateLimitMiddleware", "django_ratelimit.middleware.RatelimitMiddleware")
 
-SETTINGS: Final = _options(
+SETTINGS: Final = options(
     "RATELIMIT_ENABLE=ENABLED RATELIMIT_FAIL_OPEN=ON_STORE_FAILURE"
     " RATELIMIT_IPV4_MASK=IPV4_PREFIX RATELIMIT_IPV6_MASK=IPV6_PREFIX",
     {"ON_STORE_FAILURE": chosen({True: "allow", False: "deny"})},
@@ -303,7 +237,7 @@ _KEYS_OF_CONFIG: Final = (
 )
 CONFIG: Final = {
     f"RATELIMIT_{name.upper()}": replace(option, to=f"SLUICEGATE_{option.to.upper()}")
-    for name, option in _options(_KEYS_OF_CONFIG, _TO_FLASK).items()
+    for name, option in options(_KEYS_OF_CONFIG, conversions(0)).items()
 }
 """By each key of Flask-Limiter in Flask's configuration: the key here."""
 

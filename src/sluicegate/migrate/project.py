@@ -100,7 +100,9 @@ class Project:
                     errors = [error for each in node.decorator_list for error in getattr(each, "args", ())]
                     self.handlers |= {name} if any(map(_is_refusal, errors)) else set()
                 case ast.Dict(keys=keys, values=found):
-                    self.handlers |= {_last(each) for error, each in zip(keys, found, strict=True) if _is_refusal(error)}
+                    self.handlers |= {
+                        _last(each) for error, each in zip(keys, found, strict=True) if _is_refusal(error)
+                    }
                 case ast.Call(args=[error, handler]) if _is_refusal(error):
                     self.handlers.add(_last(handler))
                 case ast.Call(func=ast.Call(func=ast.Attribute(attr="limit" | "shared_limit")), args=[target]):
@@ -120,7 +122,7 @@ class Project:
         self.limiters |= {f"{owner}.{name}": made, **({name: made} if isinstance(target, ast.Name) else {})}
         if isinstance(value, ast.Call) and made == canonical(_dotted(value.func, names)):
             given = [each.value for each in value.keywords if each.arg == "key_func"] or value.args
-            self.key = '"ip"' if given and _last(given[0]) in _ADDRESS else None
+            self.key = '"ip"' if given and _dotted(given[0], names).endswith(_ADDRESS) else None
 
     def _made(self, value: ast.expr, names: Mapping[str, str]) -> str | None:
         """Return what a limiter is made by, of a call or of a limiter."""

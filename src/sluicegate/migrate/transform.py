@@ -14,8 +14,8 @@ import libcst as cst
 from libcst import matchers as m
 from libcst.metadata import MetadataWrapper, PositionProvider, QualifiedNameProvider, QualifiedNameSource
 
-from sluicegate.migrate.peers import CONFIG, CONSTRUCTS, DECISION, INSIDE, MIDDLEWARES, SETTINGS, TEXTS, note_of
-from sluicegate.migrate.project import REFUSALS, ROOTS, Project, bound, imports, roots_of, values, words
+from sluicegate.migrate.peers import CONFIG, CONSTRUCTS, DECISION, INSIDE, MIDDLEWARES, SETTINGS, note_of
+from sluicegate.migrate.project import REFUSALS, ROOTS, Project, bound, canonical, imports, roots_of, values, words
 from sluicegate.migrate.rewrite import FIRST, Construct, Expression, Left, Site, code, constant, last, source
 
 MARK: Final = "# sluicegate: "
@@ -112,9 +112,9 @@ class _Rewriter(cst.CSTTransformer):
 
     def leave_SimpleString(self, original_node: cst.SimpleString, updated_node: cst.SimpleString) -> Expression:
         """Rewrite a dotted name in the settings of Django."""
-        text = TEXTS.get(str(original_node.evaluated_value)) if self._has(*_DJANGO) else None
-        quote = original_node.quote
-        return updated_node if text is None else updated_node.with_changes(value=f"{quote}{text}{quote}")
+        text, quote = str(original_node.evaluated_value), original_node.quote
+        to = CONSTRUCTS.get(canonical(text) or text, _NOTHING).to if text.startswith(_DJANGO) else ""
+        return updated_node.with_changes(value=f"{quote}{to}{quote}") if to else updated_node
 
     def _has(self, *roots: str) -> bool:
         return not self.site.project.roots.isdisjoint(roots)
