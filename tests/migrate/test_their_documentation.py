@@ -66,7 +66,7 @@ def python(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("read", "name", "preamble", "expected"),
     [
-        (distribution, "Flask-Limiter", FLASK, (23, 15, 3, 2)),
+        (distribution, "Flask-Limiter", FLASK, (23, 15, 4, 2)),
         (page, "fastapi-limiter", PYRATE, (6, 6, 2, 1)),
         (page, "slowapi", SLOWAPI, (2, 2, 2, 0)),
     ],

@@ -96,24 +96,20 @@ def migrate(paths: Iterable[Path]) -> list[Migrated]:
 
 
 def write(files: Iterable[Migrated]) -> None:
-    """Write these files: first all new texts beside them, then each in the place of its file.
+    """Write these files, each beside its file and then in its place.
 
     What says what a limiter is comes last, after what imports a library: so a run that ended between two files is
     finished by another one. Raises OSError.
     """
     words = [root.encode() for root in ROOTS]
-    made: dict[Path, Path] = {}
-    try:
-        for each in sorted(files, key=lambda each: (b"Limiter(" in each.before, any(map(each.before.count, words)))):
-            path = each.path.resolve()
-            new = path.with_name(f".{path.name}.sluicegate")
-            made[new] = path
+    for each in sorted(files, key=lambda each: (b"Limiter(" in each.before, any(map(each.before.count, words)))):
+        path = each.path.resolve()
+        new = path.with_name(f".{path.name}.sluicegate")
+        try:
             new.write_bytes(each.after)
             shutil.copymode(path, new)
-        for new, path in made.items():
             new.replace(path)
-    finally:
-        for new in made:
+        finally:
             new.unlink(missing_ok=True)
 
 

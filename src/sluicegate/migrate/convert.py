@@ -28,7 +28,7 @@ def chosen(values: Mapping[object, str | None], otherwise: str = "its value is n
     """Return a conversion of literals to texts, where None needs nothing. `otherwise` says why others stay."""
 
     def convert(given: Expression, site: Site) -> Expression | None:
-        found = site.constant(given)
+        found = constant(given)
         if found not in values:
             raise Left(otherwise)
         text = values[found]

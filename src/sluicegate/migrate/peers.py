@@ -73,6 +73,10 @@ def _like_flask(limiter: str, web: str, *, needs: int, view: str, beside: bool) 
                 raise Left("give it the key of the limiter, without the view: views of one scope share a budget")
             arguments["key"] = site.keys[0] if site.keys else code(site.project.key or "")
 
+    def exempts(arguments: Arguments, site: Site) -> None:
+        if beside and site.project.has_blueprint:  # its limit holds there
+            arguments["defaults_only"] = code("True")
+
     to_here = conversions(needs)
     no_flags = {"": chosen({}, "exempt(…, defaults_only=True) frees from the default limits alone")}
     return {
@@ -81,7 +85,7 @@ def _like_flask(limiter: str, web: str, *, needs: int, view: str, beside: bool) 
             f"{web}.limit", options(f"limit_value=first key_func=key {_OF_LIMIT} scope=name", to_here), limits
         ),
         "Limiter.shared_limit": Construct(f"{web}.limit", options(_OF_SHARED, to_here), shared),
-        "Limiter.exempt": Construct(f"{web}.exempt", options("obj=first flags=", no_flags)),
+        "Limiter.exempt": Construct(f"{web}.exempt", options("obj=first flags=", no_flags), exempts),
     }
 
 
@@ -158,7 +162,10 @@ def _rate_of_django(given: Expression, site: Site) -> Expression | None:
     """Write a rate. A text stays as it is if it means the same here: there "10/month" is 10 in a minute."""
     if is_function(given, site):
         return function(2, extra=1)(given, site)
-    text = site.constant(given)
+    text = constant(given)
+    if text is ... and isinstance(given, (cst.Name, cst.Attribute)):
+        site.notes.append('see that its text means the same here: there "10/month" is 10 in a minute')
+        return given
     found = _RATE.match(text) if isinstance(text, str) else None
     if found is None:
         raise Left('write the rate as a quota, "10/minute", or as a function of the request')
@@ -172,7 +179,7 @@ def _rate_of_django(given: Expression, site: Site) -> Expression | None:
 def _key_of_django(given: Expression, site: Site) -> Expression | None:
     if is_function(given, site):
         return function(2, extra=1)(given, site)
-    found = site.constant(given)
+    found = constant(given)
     kind, _, name = str(found).partition(":")
     if kind not in _KEYS:
         raise Left("give the function itself as key; it gets the request alone")
@@ -185,7 +192,7 @@ def _methods(given: Expression, site: Site) -> Expression | None:
         return None
     if name == "UNSAFE":
         return code('["DELETE", "PATCH", "POST", "PUT"]')
-    return given if site.constant(given) is ... else code("[{given}]", given=given)
+    return given if constant(given) is ... else code("[{given}]", given=given)
 
 
 def _of_group(arguments: Arguments, site: Site) -> None:

@@ -18,6 +18,7 @@ _Assignment = ast.Assign | ast.AnnAssign | ast.NamedExpr
 _ADDRESS: Final = ("get_remote_address", "get_ipaddr")
 REFUSALS: Final = ("RateLimitExceeded", "TooManyRequests")
 """The errors whose handlers get a refusal."""
+_LIMITS: Final = ("limit", "shared_limit", "sluicegate_limit")  # after a run, too
 _DEFAULTS: Final = ("default_limits", "RATELIMIT_DEFAULT", "SLUICEGATE_DEFAULT_LIMITS")  # after a run, too
 
 
@@ -44,9 +45,7 @@ class Project:
     roots: set[str] = field(default_factory=set)
     limiters: dict[str, str] = field(default_factory=dict)  # a name, and one with its owner → what made it
     functions: dict[str, Function] = field(default_factory=dict)
-    constants: dict[str, object] = field(default_factory=dict)  # `...` where two files say two things
     limited: set[str] = field(default_factory=set)  # what a limit is given to by a call, such as a blueprint
-    inside: set[str] = field(default_factory=set)  # of these the blueprints that another one of them limits
     handlers: set[str] = field(default_factory=set)  # the functions that get the error of a refusal
     groups: dict[str, str] = field(default_factory=dict)  # a group of django-ratelimit → its first rate
     has_paths: bool = False  # whether a path has parameters, as Starlette writes them
@@ -73,12 +72,17 @@ class Project:
         made = self.limiter(owner)
         return canonical(name) if made is None else f"{made}.{last}"
 
+    @property
+    def has_blueprint(self) -> bool:
+        """True if a limit is given to what is no function of the application."""
+        return not self.limited <= self.functions.keys()
+
     def limiter(self, name: str) -> str | None:
         """Return what made the limiter of a dotted name. An attribute of something else is no limiter."""
         return self.limiters.get(".".join(name.split(".")[-2:]).lstrip("."))
 
     def _read(self, module: str, tree: ast.Module) -> None:
-        names, top = imports(tree), set(tree.body)
+        names = imports(tree)
         texts = [str(each.value) for each in ast.walk(tree) if isinstance(each, ast.Constant)]
         for name in (*names.values(), *texts):
             self.roots |= roots_of(name)
@@ -91,10 +95,6 @@ class Project:
                 case ast.Assign() | ast.AnnAssign() | ast.NamedExpr():
                     for target, value in _pairs(node):
                         self._read_value(target, value, module=module, names=names)
-                        if node in top and isinstance(target, ast.Name):
-                            literal = value.value if isinstance(value, ast.Constant) else ...
-                            same = self.constants.setdefault(target.id, literal) == literal
-                            self.constants[target.id] = literal if same else ...
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                     self.functions[name] = Function.of(node)
                     errors = [error for each in node.decorator_list for error in getattr(each, "args", ())]
@@ -105,10 +105,8 @@ class Project:
                     }
                 case ast.Call(args=[error, handler]) if _is_refusal(error):
                     self.handlers.add(_last(handler))
-                case ast.Call(func=ast.Call(func=ast.Attribute(attr="limit" | "shared_limit")), args=[target]):
+                case ast.Call(func=ast.Call(func=limit), args=[target]) if _last(limit) in _LIMITS:
                     self.limited.add(_last(target))
-                case ast.Call(func=ast.Attribute(value=outer, attr="register_blueprint"), args=[inner, *_]):
-                    self.inside |= {_last(inner)} if _last(outer) in self.limited | self.inside else set()
                 case ast.Name(id=name) | ast.Constant(value=str(name)) | ast.keyword(arg=str(name)):
                     self.has_defaults |= name in _DEFAULTS
 

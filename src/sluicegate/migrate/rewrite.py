@@ -32,11 +32,6 @@ class Site:
     keys: list[Expression] = field(default_factory=list)  # the key of the limiter in this file
     notes: list[str] = field(default_factory=list)  # what is said about the call that is converted now
 
-    def constant(self, given: Expression) -> object:
-        """Return the value of a literal, or of a constant at the top of a module; `...` for any other expression."""
-        found = constant(given)
-        return self.project.constants.get(last(given), ...) if found is ... else found
-
     def use(self, dotted: str) -> str:
         """Return the name that this file has for something of sluicegate. It is imported if it is used at the end."""
         module, _, name = dotted.format(web=self.project.web).rpartition(".")

@@ -63,12 +63,12 @@ class _Rewriter(cst.CSTTransformer):
         self._lines = text.splitlines()
         self._nets = [(re.compile(net), note) for roots, net, note in _NETS if self._has(*roots)]
         self._names = self.site.names
-        self._notes: list[dict[cst.CSTNode, str]] = [{}]  # of the module and of each statement: a node → its comment
+        # Of the module, so of two at its top, and of each statement: a node → its comment.
+        self._notes: list[dict[cst.CSTNode, str]] = [{}]
         self._uses: set[cst.CSTNode] = set()  # the names that are called, decorate or are a type
         self._blocks: set[cst.CSTNode] = set()  # what a `with` enters
         self._errors: set[cst.CSTNode] = set()  # what is read from the error of a refusal
-        self._has_dictionary = "SLUICEGATE" in site.taken
-        self._has_star = "*" in site.imports.values()
+        self._has_others = "SLUICEGATE" in site.taken or "*" in site.imports.values()
 
     # Names
 
@@ -140,14 +140,10 @@ class _Rewriter(cst.CSTTransformer):
             made = updated_node.with_changes(func=original_node.func)
             name, self._notes[-1][made] = "", str(reason)
         self._names[made] = name
-        if any(last(each.value) in self.site.project.inside for each in updated_node.args) and self._replaces(func):
+        limited = {last(each.value) for each in updated_node.args} - self.site.project.functions.keys()
+        if limited and isinstance(func, cst.Call) and self._names.get(func) == "flask_limiter.Limiter.limit":
             self._notes[-1][made] = _BOTH_HOLD
         return made
-
-    def _replaces(self, limit: Expression) -> bool:
-        """True for a limit that replaces those around it in Flask-Limiter."""
-        is_limit = isinstance(limit, cst.Call) and self._names.get(limit) == "flask_limiter.Limiter.limit"
-        return is_limit and "override_defaults=False" not in source(limit)
 
     def _called(self, call: cst.Call, construct: Construct) -> cst.Call:
         names = tuple(construct.options)
@@ -218,22 +214,20 @@ class _Rewriter(cst.CSTTransformer):
             middleware = self.site.use("sluicegate.{web}.RateLimitMiddleware")
             return _statement(f"{target[:-14]}.add_middleware({middleware}, settings={source(value)})")
         mapping, bracket, key = target.rpartition("[")
-        in_django = self._is_at_top and "django_ratelimit" in self.site.project.roots
+        in_django = len(self._notes) == 2 and "django_ratelimit" in self.site.project.roots
         found = self._configured(key.strip("\"']"), value, in_django=in_django)
         if found is None:
             return None
         name, text = found[0], source(found[1])
         if not in_django:
             return _statement(f'{mapping}["{name}"] = {text}' if bracket else f"{name} = {text}")
-        if self._has_dictionary:
-            return _statement(f'SLUICEGATE["{name}"] = {text}')
-        self._has_dictionary = True
-        others = '**globals().get("SLUICEGATE", {}), ' if self._has_star else ""
+        others = '**globals().get("SLUICEGATE", {}), ' * self._has_others  # also of a module whose names are imported
+        self._has_others = True
         return _statement(f'SLUICEGATE = {{{others}"{name}": {text}}}')
 
     def _followed(self, statement: cst.BaseSmallStatement, target: str, value: Expression) -> Any:
         """Return an assignment and, after it, the statement that adds the middleware."""
-        is_list = self._is_at_top and target == "MIDDLEWARE" and "MIDDLEWARE" not in source(value)
+        is_list = len(self._notes) == 2 and target == "MIDDLEWARE" and "MIDDLEWARE" not in source(value)
         if is_list and self._has(*_DJANGO) and self._words.isdisjoint(MIDDLEWARES):
             return cst.FlattenSentinel([statement, _statement(f'MIDDLEWARE = [*MIDDLEWARE, "{MIDDLEWARES[0]}"]')])
         makes_app = isinstance(value, cst.Call) and last(value.func) == "FastAPI"
@@ -242,26 +236,19 @@ class _Rewriter(cst.CSTTransformer):
             return cst.FlattenSentinel([statement, _statement(f"{target}.add_middleware({middleware})")])
         return None
 
-    @property
-    def _is_at_top(self) -> bool:
-        return len(self._notes) == 2
-
     # Statements
 
     def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
-        """Put `exempt` below the route: here it frees only what is below it. Keep what a blueprint limits."""
+        """Put `exempt` below the route: here it frees only what is below it. Keep the limit of a blueprint."""
         every = updated_node.decorators
         names = {each: self._names.get(each.decorator, "") for each in every}
         routes = [each for each in every if m.matches(each.decorator, _ROUTE)]
         end = every.index(routes[-1]) + 1 if routes else 0
         every = [*sorted(every[:end], key=lambda each: names[each].endswith(_FREES)), *every[end:]]
-        owners = {source(each.decorator).partition("(")[0].split(".")[-2] for each in routes}
-        if not (self.site.project.limited | self.site.project.inside).isdisjoint(owners):
-            self._notes[-1] |= {each.decorator: _BOTH_HOLD for each in every if self._replaces(each.decorator)}
-            kept = code(f"{self.site.use('sluicegate.flask.exempt')}(defaults_only=True)")
-            for at, each in enumerate(every):
-                if names[each].endswith("exempt") and isinstance(each.decorator, cst.Name):
-                    every[at] = each.with_changes(decorator=kept)
+        for at, each in enumerate(every):
+            if names[each] == "flask_limiter.Limiter.exempt" and self.site.project.has_blueprint:
+                kept = f"{self.site.use('sluicegate.flask.exempt')}(defaults_only=True)"
+                every[at] = each.with_changes(decorator=code(kept))
         return updated_node.with_changes(decorators=every)
 
     def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> Any:
@@ -408,7 +395,9 @@ def _local(alias: cst.ImportAlias) -> str:
 
 _NOTHING: Final = Construct()
 _ANY: Final = m.MatchIfTrue[cst.CSTNode](lambda _: True)
-_BOTH_HOLD: Final = f"{ADVICE}there this limit replaces that of the blueprint; here both hold"
+_BOTH_HOLD: Final = (
+    f"{ADVICE}in a blueprint both hold here; there the limit of a view, or of a blueprint inside, replaces it"
+)
 _FREES: Final = ("Limiter.exempt", "skip_limiter")
 _STAR: Final = "import each name by itself instead of *, and run the command again: names stay until then"
 _SENTENCE: Final = f"{ADVICE}here it is a sentence for the client; {DECISION}"
