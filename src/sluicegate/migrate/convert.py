@@ -59,11 +59,10 @@ def function(needs: int, *, negated: bool = False, is_key: bool = False, extra: 
             if not set("=*/").isdisjoint(source(given.params)) or len([*filter(None, names)]) not in {extra, extra + 1}:
                 raise Left("write it as a function of the request")
             name = (names[extra:] or ["request"])[0] or "request"
-            made = cst.ensure_type(code(f"lambda {name}: {prefix}x"), cst.Lambda)
-            if not negated:
-                return made.with_changes(body=given.body)
-            whole = given.body.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-            return made.with_changes(body=made.body.with_changes(expression=whole))
+            body = given.body  # itself, not a copy in a template: a note may stand at a part of it
+            if negated:
+                body = cst.UnaryOperation(cst.Not(), body.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()]))
+            return cst.ensure_type(code(f"lambda {name}: x"), cst.Lambda).with_changes(body=body)
         # django-ratelimit gives both by position; slowapi gives a request to what names it.
         takes = needs if found is None or extra or "request" in found.names else min(needs, found.needs)
         if takes == 1 and not negated and not extra:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from symtable import SymbolTable
 from typing import Final
@@ -14,7 +14,6 @@ ROOTS: Final = ("flask_limiter", "slowapi", "fastapi_limiter", "pyrate_limiter",
 _ONLY: Final = {"rest_framework": "rest_framework.throttling"}  # of a package, where not all of it matters
 _MADE: Final = ("flask_limiter.Limiter", "slowapi.Limiter")  # whose members the tables know
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-_Assignment = ast.Assign | ast.AnnAssign | ast.NamedExpr
 _ADDRESS: Final = ("get_remote_address", "get_ipaddr")
 REFUSALS: Final = ("RateLimitExceeded", "TooManyRequests")
 """The errors whose handlers get a refusal."""
@@ -92,8 +91,8 @@ class Project:
             self.web = "fastapi"
         for node in ast.walk(tree):
             match node:
-                case ast.Assign() | ast.AnnAssign() | ast.NamedExpr():
-                    for target, value in _pairs(node):
+                case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value) | ast.NamedExpr(value=value):
+                    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                         self._read_value(target, value, module=module, names=names)
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                     self.functions[name] = Function.of(node)
@@ -127,13 +126,6 @@ class Project:
         if not isinstance(value, ast.Call):
             return self.limiter(_dotted(value, names))
         return made if (made := canonical(_dotted(value.func, names))) in _MADE else None
-
-
-def _pairs(node: _Assignment) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Return each target of an assignment with its value."""
-    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        if node.value is not None:
-            yield target, node.value
 
 
 def roots_of(name: str) -> set[str]:

@@ -100,15 +100,16 @@ class _Rewriter(cst.CSTTransformer):
         if original_node in self._errors:
             self._notes[-1][updated_node] = DECISION if updated_node.attr.value == "limit" else _SENTENCE
             return updated_node
-        if updated_node.attr.value == "limited" and (asked := self._would_refuse(original_node, updated_node.value)):
+        if updated_node.attr.value == "limited" and (asked := self._would_refuse(original_node)):
             return asked
         return self._named(original_node, updated_node)
 
-    def _would_refuse(self, asked: Expression, request: Expression) -> Expression | None:
-        if not self._has("django_ratelimit") or _ASKED.fullmatch(source(asked)) is None:
+    def _would_refuse(self, asked: Expression) -> Expression | None:
+        found = _ASKED.fullmatch(source(asked))
+        if found is None or not self._has("django_ratelimit"):
             return None
-        text = f'getattr({self.site.use("sluicegate.django.decision")}({{request}}), "would_refuse", False)'
-        return code(text, request=request)
+        decision = self.site.use("sluicegate.django.decision")
+        return code(f'getattr({decision}({found[1] or found[2]}), "would_refuse", False)')
 
     def leave_SimpleString(self, original_node: cst.SimpleString, updated_node: cst.SimpleString) -> Expression:
         """Rewrite a dotted name in the settings of Django."""
@@ -124,7 +125,7 @@ class _Rewriter(cst.CSTTransformer):
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> Expression:
         """Rewrite a call. If it cannot be, it stays."""
         func = updated_node.func
-        if last(func) == "getattr" and (asked := self._would_refuse(original_node, updated_node.args[0].value)):
+        if last(func) == "getattr" and (asked := self._would_refuse(original_node)):
             return asked
         name = "" if isinstance(func, cst.Call) else self._names.get(func, "")  # not of a call: that is a decorator
         construct = CONSTRUCTS.get(name, _NOTHING)
@@ -422,6 +423,6 @@ _NETS: Final = (  # where these packages are: a text that stays → what to do, 
 )
 _VERB: Final = m.MatchRegex("route|get|post|put|patch|delete|head|options|api_route")
 _ROUTE: Final = m.Call(func=m.Attribute(attr=m.Name(_VERB)))
-_ASKED: Final = re.compile(r"(\w+\.)*request\.limited|getattr\((\w+\.)*request, ['\"]limited['\"](, \w+)?\)")
+_ASKED: Final = re.compile(r"((?:\w+\.)*request)\.limited|getattr\(((?:\w+\.)*request), ['\"]limited['\"](, \w+)?\)")
 _GONE_LINE: Final = m.SimpleStatementLine([m.Expr(m.Name(_GONE))])
 _IMPORT: Final = m.SimpleStatementLine([m.OneOf(m.Import(), m.ImportFrom()), m.ZeroOrMore()])
