@@ -234,8 +234,9 @@ def test_what_stays_outside_of_a_change_is_said(operate: Operate, case: str) -> 
 
 
 def test_an_identity_that_no_rule_counts_by_is_said(operate: Operate) -> None:
-    assert "counts by such an identity as user:bob" in operate("deny", "add", "user:bob", "--yes").output
-    for key in ("ip:203.0.113.7", "user:b*"):  # a pattern is not compared with the keys
+    for key in ("user:bob", "user:b*"):
+        assert f"counts by such an identity as {key}" in operate("deny", "add", key, "--yes").output
+    for key in ("ip:203.0.113.7", "ip:203.0.*"):
         assert "counts by" not in operate("deny", "add", key, "--yes").output
 
 
@@ -266,28 +267,40 @@ def keyed(operate: Operate, tmp_path: Path, valkey: Server) -> Operate:
     return lambda *words: operate(*words, "--app", str(path))
 
 
-BOB = "text:bob for 'bob' or user:bob for ('user', 'bob')"
-EXPORT = f"the key of export is a function (keys.payer): give what it returns, as {BOB}"
+BOB = "text:bob for text, user:bob for a tuple"
+EXPORT = f"the key of export is a function (keys.payer): give what it returns: {BOB}"
+ADDRESS = EXPORT.replace("user:bob", "ip:bob")
 BOTH = EXPORT.replace("export", "export, home")
 NOT_LOGIN = "no rule with the name or the ban 'login' counts by such an identity as user:bob; the keys are ip"
-TEAM = "the key of team has a function (ip + keys.payer): give what it returns, as "
+TEAM = "the key of team has a function (ip + keys.payer): give what it returns: "
 # A command, and what it warns of.
 TYPED: dict[str, list[str]] = {
     "override export 9/hour --identity user:bob": [EXPORT],
+    "override export 9/hour --identity ip:203.0.113.7": [ADDRESS.replace("bob", "203.0.113.7")],
+    "override export 9/hour --pattern user:b*": [EXPORT.replace("bob", "b*")],
     "shadow export --identity user:bob": [EXPORT],
+    "shadow export --pattern ip:203.*": [ADDRESS.replace("bob", "203.*")],
     "deny add user:bob --rule export": [EXPORT],
-    "allow add user:bob": [BOTH],
+    "deny add user:bob": [],  # by the key of the application, also where no rule applies
+    "allow add user:b*": [],
     "off * --identity user:bob": [BOTH],
+    "off * --pattern user:b*": [BOTH.replace("bob", "b*")],
     "deny add user:bob --rule login": [NOT_LOGIN],
+    "deny add user:b* --rule login": [NOT_LOGIN.replace("bob", "b*")],
     "reset user:bob --rule export": [EXPORT],
     "reset user:bob": [BOTH],
     "show user:bob": [BOTH],
     "show user:b-user:c": [BOTH.replace("bob", "b-user:c")],
     "ban user:bob": [EXPORT],
     "unban user:bob": [EXPORT],
-    "show ip:203.0.113.7 path:a=b": [f"{TEAM}text:b for 'b' or path:a=b for ('path:a', 'b')"],
+    "show ip:203.0.113.7 path:a=b": [f"{TEAM}text:b for text, path:a=b for a tuple"],
     "override export 9/hour --identity text:bob": [],
+    "off export --pattern text:b*": [],
     "deny add ip:203.0.113.7 --rule login": [],
+    "off * --identity ip:203.0.113.7": [],  # the key of login gives it
+    "off * --pattern ip:203.*": [],
+    "reset ip:203.0.113.7": [],
+    "show ip:203.0.113.7": [],
     "show ip:203.0.113.7 text:bob": [],
     "show int:42": [],
 }

@@ -8,7 +8,6 @@ from sluicegate.cli.budgets import (
     Budgets,
     forget_everyone,
     identity_text,
-    mismatch,
     opened,
     takes_identity,
     warn_of_mismatch,
@@ -37,10 +36,7 @@ def ban(shell: Shell, identity: tuple[str, ...], name: str | None, *, which: str
         budgets, found = _chosen(limiters, which)
         terms = found.terms if duration is None else found.lasting(duration)
         text = identity_text(budgets, identity, name)
-        problem = mismatch([budgets], identity, found.name)
-        if problem is not None:
-            raise click.UsageError(f"{problem}, so this ban would refuse nobody")
-        warn_of_mismatch([budgets], identity, found.name)
+        warn_of_mismatch([budgets], identity, found.name, fails="so this ban would refuse nobody")
         shell.confirm(f"Ban {' '.join(identity) or name} by {found.name}?")
         budgets.store.run(Plan((Check(terms, text, found.after),)))
         (outcome,) = budgets.peek([(terms, text)])

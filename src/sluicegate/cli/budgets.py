@@ -31,7 +31,7 @@ from sluicegate.overrides.override import EVERY_RULE
 from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.replay.words import count, key_text
 from sluicegate.rules.ban import Ban
-from sluicegate.rules.key import KeySpec, can_be
+from sluicegate.rules.key import KeySpec, can_be, parts_of
 from sluicegate.rules.rollout import EVERYBODY, shadows
 from sluicegate.rules.rule import METHODS, Rule
 from sluicegate.rules.terms import present, scope_text
@@ -101,14 +101,18 @@ class Budgets:
         return self._limiters[0].gate.typed(words)
 
     def can_be(self, key: KeySpec, words: Sequence[str]) -> bool:
-        """True if a key could ever return the identity that a person typed."""
+        """True if a key could ever return the identity or the pattern that a person typed. A pattern of addresses is
+        compared as one address.
+        """
         settings = self.settings
-        return can_be(key, self.identity(words), prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
+        sample = ["ip:127.0.0.1" if word.startswith("ip:") and "*" in word else word for word in words]
+        return can_be(key, self.identity(sample), prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
 
     @property
     def own_keys(self) -> list[KeySpec]:
-        """The `key` of each limiter's settings."""
-        return [each.gate.settings.key for each in self._limiters]
+        """The `key` of each limiter's settings, of those that have no function."""
+        keys = [each.settings.key for each in self._limiters]
+        return [key for key in keys if not any(map(callable, parts_of(key)))]
 
     def apart(self, words: Sequence[str]) -> set[str]:
         """Return the names of the rules that are not known to count by the identity that a person typed."""
@@ -392,19 +396,6 @@ def check_tier(limiters: Iterable[Budgets], tier: str) -> None:
     check_name("tier", tier, {each.tier for each in known if each.tier})
 
 
-def mismatch(limiters: Iterable[Budgets], words: Sequence[str], rule: str | None = None) -> str | None:
-    """Return a sentence if no rule, or no rule of this name, has a key that gives the typed identity."""
-    keys = [(budgets, key) for budgets in limiters for _, key in budgets.keys(rule)]
-    if not words or not keys or any([budgets.can_be(key, words) for budgets, key in keys]):
-        return None
-    if rule == EVERY_RULE and any([budgets.can_be(key, words) for budgets, _ in keys for key in budgets.own_keys]):
-        return None  # also where no rule applies
-    every = rule in (None, EVERY_RULE)
-    which = "no rule of this application" if every else f"no rule with the name or the ban {rule!r}"
-    listed = ", ".join(sorted({key_text(key) for _, key in keys}))
-    return f"{which} counts by such an identity as {' '.join(words)}; the keys are {listed}"
-
-
 def of_functions(key: KeySpec, words: Sequence[str]) -> dict[str, str]:
     """Return the words of a typed identity that a function in a key gives as text: typed, and as they are typed then.
 
@@ -416,20 +407,39 @@ def of_functions(key: KeySpec, words: Sequence[str]) -> dict[str, str]:
     return {word: NAMED.sub("text:", word) for part, word in pairs if callable(part) and NAMED.match(word)}
 
 
-def warn_of_mismatch(limiters: Iterable[Budgets], words: Sequence[str], rule: str | None = None) -> None:
-    """Warn on stderr: it is no error, because a charge inside a view may have any key, and a function may return any
-    identity.
+def warn_of_mismatch(
+    limiters: Iterable[Budgets],
+    words: Sequence[str],
+    rule: str | None = None,
+    *,
+    also: Iterable[KeySpec] = (),
+    fails: str = "",
+) -> None:
+    """Warn on stderr if no key of the rules, or of the rule with this name, is known to give the typed identity or
+    pattern. With `fails`, what no key can give is an error. `also` are keys without a function that matter too.
+
+    Else it is no error, because a charge inside a view may have any key, and a function may return any identity.
     """
-    problems = [mismatch(limiters, words, rule)]
+    others = [("", key) for key in also]
+    keys = [(budgets, *each) for budgets in limiters for each in (*budgets.keys(rule), *others)] if words else []
+    fits = [(name, key) for budgets, name, key in keys if budgets.can_be(key, words)]
+    if not keys or not all([any(map(callable, parts_of(key))) for _, key in fits]):
+        return
     doubts = dict[str, dict[str, None]]()  # what is said, and of which rules
-    for budgets in limiters:
-        for name, key in budgets.keys(rule) if words else ():
-            if (texts := of_functions(key, words)) and budgets.can_be(key, words):
-                forms = [f"{each} for {budgets.identity([each])!r}" for pair in texts.items() for each in pair[::-1]]
-                kind = f"{'has' if isinstance(key, tuple) else 'is'} a function ({key_text(key)})"
-                doubts.setdefault(f"{kind}: give what it returns, as {' or '.join(forms)}", {})[name] = None
-    problems += [f"the key of {', '.join(names)} {says}" for says, names in doubts.items()]
-    for problem in filter(None, problems):
+    for name, key in fits:
+        forms = [f"{text} for text, {word} for a tuple" for word, text in of_functions(key, words).items()]
+        kind = f"{'has' if isinstance(key, tuple) else 'is'} a function ({key_text(key)})"
+        if forms:
+            doubts.setdefault(f"{kind}: give what it returns: {', '.join(forms)}", {})[name] = None
+    problems = [f"the key of {', '.join(names)} {says}" for says, names in doubts.items()]
+    if not fits:
+        every = rule in (None, EVERY_RULE)
+        which = "no rule of this application" if every else f"no rule with the name or the ban {rule!r}"
+        listed = ", ".join(sorted({key_text(key) for _, _, key in keys}))
+        problems = [f"{which} counts by such an identity as {' '.join(words)}; the keys are {listed}"]
+        if fails:
+            raise click.UsageError(f"{problems[0]}, {fails}")
+    for problem in problems:
         console(stderr=True).print(plain(f"warning: {problem}", "yellow"))
 
 

@@ -89,6 +89,10 @@ class _Asking:
 
     def write_overrides(self, before: bytes, after: bytes, entry: str) -> object:
         self.entry = change = Entry.of(entry)
+        for one in change.added:
+            everywhere = one.rule == EVERY_RULE and one.action in ("deny", "allow")  # also where no rule applies
+            for word in filter(None, (*self._typed.values(), one.pattern)):
+                warn_of_mismatch([self._budgets], (word,), one.rule, also=self._budgets.own_keys if everywhere else ())
         if not (self._shell.as_json and self._shell.yes):
             _preview(self._budgets, change, Document.of(after).held, typed=self._typed)
         self._shell.confirm("Change it?")
@@ -230,8 +234,6 @@ def _set(
             check_name("rule", rule, {each.name for each in budgets.rules})
         if options.get("tier") is not None:
             check_tier([budgets], options["tier"])
-        for word in identities:
-            warn_of_mismatch([budgets], (word,), rule)
         whom = [budgets.identity([word]) for word in identities] or None
         options |= {"identities": whom, "until": duration, "by": _author()}
         _change(shell, budgets, lambda overrides: overrides.set(rule, action=action, **options), whom=identities)
