@@ -69,8 +69,8 @@ DJANGO = """
         def post(self, request): ...
 
     urlpatterns = [
-        path("home", home, name="home"), path("admin/<name>", Admin.as_view()), path("both", Both.as_view()),
-        path("some", Both.as_view(http_method_names=["post"])),
+        path("", home), path("home", home, name="home"), path("admin/<name>", Admin.as_view()),
+        path("both", Both.as_view()), path("some", Both.as_view(http_method_names=["post"])),
     ]
     ROOT_URLCONF = __name__
     SECRET_KEY = "x"
@@ -79,7 +79,7 @@ DJANGO = """
     SLUICEGATE = {
         "DEFAULT_LIMITS": ["1000/day"], "RULES": [
             {"name": "posts", "quota": "9/day", "route": ["both", "some"], "methods": ["POST"]},
-            {"name": "reads", "quota": "9/day", "route": "home", "methods": ["GET"]},
+            {"name": "reads", "quota": "9/day", "route": ["/", "home"], "methods": ["GET"]},
         ],
     }
 """
@@ -149,7 +149,7 @@ def test_by_default_a_rule_is_a_line_with_its_routes(tmp_path: Path) -> None:
     name = Path(module).stem
     assert [[row[0], row[-1]] for row in table_of(check(module, columns=400).output)] == [
         ["Rule", "Routes"],
-        ["writes", "POST (no route), POST /admin/{name}"],
+        ["writes", "POST requests without a route, POST /admin/{name}"],
         ["admin", "/admin/*, GET /admin/{name}, POST /admin/{name}"],
         ["tiers (shadow)", "all but GET /health"],
         ["held", "/, GET /"],
@@ -166,7 +166,7 @@ def test_many_routes_are_folded(tmp_path: Path) -> None:
     assert table_of(check(write(tmp_path, "many", RULES, text), columns=400).output)[1:] == [
         ["default", "1000/day", "user", "all"],
         ["few", "5/minute", "user", "/f*, GET /f0, GET /f1 and 1 more"],
-        ["most", "6/minute", "user", "all but (no route), GET /, GET /f0 and 4 more"],
+        ["most", "6/minute", "user", "all but requests without a route, GET /, GET /f0 and 4 more"],
         ["Admin.post", "7/minute", "user", "POST /admin/{name}"],
     ]
 
@@ -286,7 +286,7 @@ def process(folder: Path, *words: str, **env: str) -> str:
 
 
 ADMIN = {
-    ("", ""): ["default"],
+    ("", ""): ["default", "reads"],  # the first page, which Django gives no template
     ("GET", "admin/<name>"): ["default"],
     ("POST", "admin/<name>"): ["default", "Admin.post"],
     ("", "home"): ["default", "reads"],
@@ -319,7 +319,7 @@ def test_a_route_is_listed_with_the_methods_that_a_rule_limits(tmp_path: Path) -
     out = process(tmp_path, "-m", "sluicegate", "check", DJANGO_SETTINGS_MODULE=module)
     assert {row[0]: row[-1] for row in table_of(out)[1:]} == {
         "default": "all",
-        "reads": "GET home",
+        "reads": "GET /, GET home",
         "Admin.post": "POST admin/<name>",
         "posts": "POST both, POST some",
     }

@@ -109,7 +109,7 @@ def _by_rule(endpoints: list[dict[str, Any]]) -> Listing:
             options, methods = rule["options"], endpoint["methods"]
             if only := options.get("methods", "").split():  # of the methods of an endpoint a rule may have some
                 methods = [each for each in methods or only if each in only]
-            own = {"methods": methods, "route": endpoint["route"] or options.get("path")}
+            own = {**endpoint, "methods": methods, "route": endpoint["route"] or options.get("path")}
             name = f"{rule['name']} (shadow)" if "shadow" in options else rule["name"]
             held.setdefault((name, rule["quota"], rule["key"]), {})[number] = _place(own, endpoints)
         if endpoint["throttles"] or not endpoint["rules"]:
@@ -134,8 +134,9 @@ def _routes(held: dict[int, str], every: list[str]) -> str:
 
 
 def _place(endpoint: dict[str, Any], endpoints: list[dict[str, Any]]) -> str:
-    nowhere = "(no route)" if len(endpoints) > 1 else "any request"
-    return " ".join([*endpoint["methods"], endpoint["route"] or nowhere])
+    nowhere = "requests without a route" if len(endpoints) > 1 else "any request"
+    root = "/" if endpoint["view"] else nowhere  # Django's first page, and a mount there, have an empty template
+    return " ".join([*endpoint["methods"], endpoint["route"] or root])
 
 
 def _by_route(endpoints: list[dict[str, Any]]) -> Listing:
