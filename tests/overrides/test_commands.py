@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sluicegate import Limiter, Rule, Settings, wsgi
+from sluicegate.cli import overrides
 from sluicegate.cli.commands import sluicegate
 from sluicegate.identity import identity_text
 from sluicegate.plan import Check, Plan
@@ -37,8 +39,8 @@ def operate(valkey: Server, tmp_path: Path) -> Iterator[Operate]:
     limits = tmp_path / "limits.toml"
     limits.write_text(SETTINGS.format(url=valkey.url), "utf-8")
 
-    def run(*words: str) -> Result:
-        return CliRunner().invoke(sluicegate, words, env={"SLUICEGATE_APP": str(limits), "COLUMNS": "200"})
+    def run(*words: str, columns: str = "200") -> Result:
+        return CliRunner().invoke(sluicegate, words, env={"SLUICEGATE_APP": str(limits), "COLUMNS": columns})
 
     valkey.flush()
     yield run
@@ -379,8 +381,25 @@ def test_the_history_says_who_when_what_and_why(operate: Operate) -> None:
     (last,) = json.loads(operate("history", "-n", "1", "--json").output)["history"]
     assert (last["what"], [each["quota"] for each in last["removed"]]) == ("undo", ["9/minute"])
     lines = operate("history").output.splitlines()
-    assert [line.split()[2] for line in lines[1:]] == ["undo", "quota"]
+    changes = ["undo login: not 9/minute for everybody", "quota login: 9/minute for everybody"]
+    assert [re.split(r" {2,}", line)[1] for line in lines[1:]] == changes
     assert lines[2].endswith("a test")
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+@pytest.mark.parametrize("command", ["history", "override list"])
+def test_what_is_to_be_copied_is_whole_on_a_narrow_terminal(
+    operate: Operate, monkeypatch: pytest.MonkeyPatch, command: str, columns: str
+) -> None:
+    monkeypatch.setattr(overrides, "_author", lambda: "deploy@4f2a91c07b3e")
+    words = ("override", "login", "9/minute; 100/day", "--identity", "ip:203.0.113.7", "--why", "a big import for bob")
+    operate(*words, "--for", "7 days", "--yes")
+    (change,) = json.loads(operate("history", "--json").output)["history"]
+    (made,) = change["added"]
+    shown = operate(*command.split(), columns=columns).output
+    whole = (change["by"], made["identities"][0], change["at"] if command == "history" else made["id"])
+    assert [each for each in whole if each not in shown] == []
+    assert max(map(len, shown.splitlines())) <= int(columns)
 
 
 def test_show_goes_on_with_overrides_that_cannot_be_read(operate: Operate, valkey: Server) -> None:

@@ -14,10 +14,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from io import TextIOWrapper
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
+from rich.measure import measure_renderables
 from rich.progress import Progress
 from rich.table import Column, Table
 from rich.text import Text
@@ -49,10 +51,9 @@ def option_every(text: str) -> Callable[[Command], Command]:
     )
 
 
-OVER_TIME: Final = "Over time"  # a column of counts as a row of signs
-_WORDS: Final = ("Algorithm", "If down", "Identity", OVER_TIME)  # columns of single words, which are not folded
+OVER_TIME: Final = "Over time"  # a column of counts as a row of signs, which is not folded
 _BAR: Final = 10  # characters
-_FOLDED: Final = 10  # characters to which a column may shrink; below that a table cannot be read
+_WORD: Final = 22  # characters of a word that stays whole, to be copied: a digest; a moment has less
 
 
 # Each one character wide.
@@ -95,23 +96,26 @@ class Listing:
         self._rows = [[cell if isinstance(cell, Text) else plain(cell) for cell in row] for row in rows]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        widths = [self._narrowest(place) for place in range(len(self._columns))]
-        fits = sum(widths) + 2 * len(widths) <= options.max_width  # rich counts padding after the last column too
-        yield self._table(widths) if fits else Group(*self._blocks())
-
-    def _narrowest(self, place: int) -> int:
-        """Return the width to which a column may shrink."""
-        column = self._columns[place]
-        longest = max([len(column), *[row[place].cell_len for row in self._rows if len(row) > place]])
-        return longest if column in _WORDS else min(_FOLDED, longest)
+        columns = zip_longest(map(plain, self._columns), *self._rows, fillvalue=Text())
+        sizes = [measure_renderables(console, options, column) for column in columns]
+        pairs = zip(self._columns, sizes, strict=True)
+        widths = [size.maximum if name == OVER_TIME else min(_WORD, size.minimum) for name, size in pairs]
+        spare = options.max_width - sum(widths) - 2 * (len(widths) - 1)
+        if spare < 0:
+            yield Group(*self._blocks())
+            return
+        # Not left to rich, which makes a column narrower than its longest word, and cuts off others.
+        for place in sorted(range(len(widths)), key=lambda place: sizes[place].maximum):
+            more = min(spare, sizes[place].maximum - widths[place])
+            widths[place], spare = widths[place] + more, spare - more
+        yield self._table(widths)
 
     def _table(self, widths: list[int]) -> Table:
         """Return a table that folds long words, so that nothing is cut off."""
         made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for column, width in zip(self._columns, widths, strict=True):
             justify: JustifyMethod = "right" if column in self._right else "left"
-            no_wrap = column in _WORDS
-            made.add_column(plain(column), overflow="fold", justify=justify, no_wrap=no_wrap, min_width=width)
+            made.add_column(plain(column), overflow="fold", justify=justify, width=width)
         for row in self._rows:
             made.add_row(*row)
         return made

@@ -344,12 +344,10 @@ def history(shell: Shell, number: int) -> None:
         entries = budgets.overrides().history(number)
     rows = list[tuple[str, ...]]()
     for entry in entries:
-        cells = [(one.rule, holds_of(one), whom_of(one)) for one in entry.added]
-        cells += [(one.rule, f"not {holds_of(one)}", whom_of(one)) for one in entry.removed]
-        head: tuple[str, ...] = (moment_of(entry.at), entry.by, entry.what)
-        for each in cells or [("", "", "")]:
-            rows.append((*head, *each, entry.why))
-            head = ("", "", "")
-    shown = Listing(rows, "When", "By", "What", "Rule", "Holds", "For", "Why")
+        sets = [(one, "") for one in entry.added] + [(one, "not ") for one in entry.removed]
+        changes = [f"{entry.what} {one.rule}: {no}{holds_of(one)} for {whom_of(one)}" for one, no in sets]
+        first, *others = changes or [entry.what]
+        rows += [(moment_of(entry.at), first, entry.by, entry.why), *[("", each) for each in others]]
+    shown = Listing(rows, "When", "Change", "By", "Why")
     facts = {"history": [entry_facts(each) for each in entries]}
     shell.tell(facts, shown if entries else "Nothing was changed.")
