@@ -339,6 +339,13 @@ def opened(application: Application) -> Generator[list[Budgets]]:
         yield [stack.enter_context(_opened(limiters, runner)) for limiters in places.values()]
 
 
+def one_place(places: Sequence[Budgets]) -> Budgets:
+    """Return the only one of these places. Raises UsageError if there are several."""
+    if len(places) > 1:
+        raise click.UsageError("the limiters of this application use several stores; give the TOML file of one")
+    return places[0]
+
+
 def _place(limiting: Limiting) -> tuple[Hashable, ...]:
     """Return what is the same for limiters that share their budgets: the keys of one are those of the other."""
     settings, given = limiting.settings, limiting.settings.store

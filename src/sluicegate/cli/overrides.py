@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import click
 
-from sluicegate.cli.budgets import Budgets, check_name, check_tier, opened, warn_of_mismatch
+from sluicegate.cli.budgets import Budgets, check_name, check_tier, one_place, opened, warn_of_mismatch
 from sluicegate.cli.check import quota_of
 from sluicegate.cli.commands import Command
 from sluicegate.cli.output import Listing, Shell, console, operated, option_for, plain, span
@@ -59,9 +59,7 @@ def _sets(command: Callable[..., object]) -> Callable[..., object]:
 def _place(shell: Shell, *, lists: bool = False) -> Generator[Budgets]:
     """Open where the overrides of an application are. Raises UsageError if that is no single store, or file to list."""
     with opened(shell.application) as places:
-        if len(places) > 1:
-            raise click.UsageError("the limiters of this application use several stores; give the TOML file of one")
-        given = places[0].settings.overrides
+        given = one_place(places).settings.overrides
         if isinstance(given, str) and not lists:
             raise click.UsageError(f"the overrides of this application are in {given}; change that file")
         if not given:
