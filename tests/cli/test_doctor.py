@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -66,6 +67,15 @@ def test_what_is_printed(valkey: Server) -> None:
     assert found.stdout.endswith("nothing wrong\n")
     assert found.exit_code == 0
     assert max(map(len, found.stdout.splitlines())) <= 80
+
+
+def test_the_advice_for_a_server_that_sluicegate_starts_is_one_that_can_be_followed() -> None:
+    """Nobody configures it, and it never writes to disk."""
+    _, [found] = report(f"embedded://doctor-{token_hex(4)}?linger=0")
+    assert "CONFIG" not in " ".join([each["advice"] for each in found["findings"]])
+    assert [each["advice"] for each in found["findings"] if each["state"] != "good"] == [
+        "embedded:// never writes one: use redis://, if budgets and bans are to outlive a restart"
+    ]
 
 
 def test_the_page_shows_what_is_printed() -> None:

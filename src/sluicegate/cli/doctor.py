@@ -72,6 +72,7 @@ _FORGETS: Final = Finding(
     says="no append-only file: a restart may empty it, and every client starts again",
     advice="CONFIG SET appendonly yes (and in its file), if budgets and bans are to outlive a restart",
 )
+_NEVER: Final = "embedded:// never writes one: use redis://, if budgets and bans are to outlive a restart"
 
 
 class Patient(NamedTuple):
@@ -258,8 +259,9 @@ class _Server:
         if failed:
             says, advice = f"it cannot save its data to disk ({failed[0]})", "see its log; it may refuse all writes"
             return _bad("persistence", says, advice)
-        aof = str(facts.get("aof_enabled", "0")) == "1"
-        return _good("persistence", "it writes an append-only file") if aof else _FORGETS
+        if str(facts.get("aof_enabled", "0")) == "1":
+            return _good("persistence", "it writes an append-only file")
+        return _FORGETS._replace(advice=_NEVER) if self._examined.shown.startswith("embedded:") else _FORGETS
 
     def _clock(self) -> Finding:
         try:
