@@ -223,7 +223,7 @@ def test_bans_by_hand(name: tuple[str, ...], make_shop: MakeShop) -> None:
     assert "reset gives them back" in shop.run("unban", *name, "--yes")
     assert shop.log_in(1) == [200]
     assert "the bans are strikes" in shop.run("ban", *name, "--ban", "nope", status=2)
-    assert 'no unit; give words like "2 hours"' in shop.run("ban", *name, "--for", "2", "--yes", status=2)
+    assert "'2': no unit; write 2h for hours" in shop.run("ban", *name, "--for", "2", "--yes", status=2)
     assert "Nobody is banned." in shop.run("bans")
 
 

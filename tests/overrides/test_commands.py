@@ -47,12 +47,15 @@ def operate(valkey: Server, tmp_path: Path) -> Iterator[Operate]:
     valkey.flush()
 
 
-@pytest.mark.parametrize("name", ["logn", "login-hour", "guessing"])
-def test_an_override_is_for_a_whole_rule(operate: Operate, name: str) -> None:
+PART = ", but a quota or a ban of the rule login"
+
+
+@pytest.mark.parametrize(("name", "part"), [("logn", ""), ("login-hour", PART), ("guessing", PART)])
+def test_an_override_is_for_a_whole_rule(operate: Operate, name: str, part: str) -> None:
     """A name of one of its quotas, or of its ban, would hold for nothing."""
-    done = operate("override", name, "9/minute", "--yes")
-    assert done.exit_code == 2
-    assert f"no rule '{name}'; the rules are login" in done.output
+    for words in (("override", name, "9/minute"), ("shadow", name), ("deny", "add", "ip:203.0.113.7", "--rule", name)):
+        done = operate(*words, "--yes")
+        assert (done.exit_code, f"no rule '{name}'{part}; the rules are login" in done.output) == (2, True), done.output
 
 
 @pytest.mark.parametrize("algorithm", ["sliding-window", "token-bucket"])
@@ -66,9 +69,10 @@ def test_what_becomes_of_what_was_used(operate: Operate, tmp_path: Path, algorit
 
 
 def test_a_time_has_a_unit(operate: Operate) -> None:
-    done = operate("deny", "add", "ip:203.0.113.7", "--for", "2", "--yes")
-    assert done.exit_code == 2
-    assert "no unit" in done.output
+    done = operate("deny", "add", "ip:203.0.113.7", "--for", "7", "--yes")
+    assert (done.exit_code, "'7': no unit; write 7h for hours, 7d for days" in done.output) == (2, True)
+    for written in ("7h", "7d"):
+        assert operate("deny", "add", "ip:203.0.113.7", "--for", written, "--yes").exit_code == 0
 
 
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {

@@ -384,11 +384,12 @@ def forget_everyone(
     shell.tell({"forgotten": forgotten}, f"Forgot {what}: {count(forgotten, 'record')}.")
 
 
-def check_name(kind: str, given: str, names: Collection[str]) -> None:
-    """Raise UsageError if none has this name."""
+def check_name(kind: str, given: str, names: Collection[str], *, part_of: Collection[str] = ()) -> None:
+    """Raise UsageError if none has this name. `part_of` are the rules with a quota or a ban that has it."""
     if given not in names:
+        part = f", but a quota or a ban of the rule {', '.join(sorted(part_of))}" if part_of else ""
         listed = f"the {kind}s are {', '.join(sorted(names))}" if names else f"the application has no {kind}s"
-        raise click.UsageError(f"no {kind} {given!r}; {listed}")
+        raise click.UsageError(f"no {kind} {given!r}{part}; {listed}")
 
 
 def check_rule(limiters: Iterable[Budgets], rule: str) -> None:

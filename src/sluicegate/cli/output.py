@@ -209,7 +209,7 @@ def option_for(text: str) -> Callable[[Command], Command]:
 
 def _with_unit(_context: click.Context, _option: click.Parameter, given: str | None) -> str | None:
     if given is not None and given.isdecimal():  # seconds in a file and in Python; here a person may mean hours
-        raise click.BadParameter(f'{given!r}: no unit; give words like "2 hours"')
+        raise click.BadParameter(f"{given!r}: no unit; write {given}h for hours, {given}d for days")
     return given
 
 

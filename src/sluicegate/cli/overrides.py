@@ -229,7 +229,8 @@ def _set(
     with _place(shell) as budgets:
         # A ban or one of several quotas has a name too, but an override is for a whole rule.
         if not budgets.meant(rule, options.get("quota")):
-            check_name("rule", rule, {each.name for each in budgets.rules})
+            part_of = {name for name, _ in budgets.keys(rule)}
+            check_name("rule", rule, {each.name for each in budgets.rules}, part_of=part_of)
         if options.get("tier") is not None:
             check_tier([budgets], options["tier"])
         whom = [budgets.identity([word]) for word in identities] or None
