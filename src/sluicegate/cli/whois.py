@@ -55,12 +55,13 @@ def whois(shell: Shell, name: str, **options: Any) -> None:
                 rows.update(texts.is_in(mine).arg_true())
             times += frame["time"].gather(sorted(rows)).to_list()
     if not times:
-        tried, lacks = dict.fromkeys([key_text(ready.key) for _, ready in keys]), log.read.missing or ("nothing",)
+        tried = dict.fromkeys([key_text(ready.key) for _, ready in keys])
+        lacks = f"; the log lacks {', '.join(log.read.missing)}" if log.read.missing else ""
         named = dict.fromkeys([key_text(key) for place in places for _, key in place.keys(None)])
         others = ", ".join([each for each in named if each not in tried])
         hint = "compare the digest that sluicegate show prints of an identity, such as text:bob"
         more = f"; no log has a function or a value of the path ({others}): {hint}" if others else ""
-        raise Nothing(f"no request has this digest by {', '.join(tried)}; the log lacks {', '.join(lacks)}{more}")
+        raise Nothing(f"no request has this digest by {', '.join(tried)}{lacks}{more}")
     first, last = times[0] / MICROSECOND, times[-1] / MICROSECOND
     facts = {"digest": wanted, "identity": who, "requests": len(times), "first": first, "last": last}
     shell.tell(facts, f"{who}: {count(len(times), 'request')} from {moment(first)} to {moment(last)}")
