@@ -455,7 +455,7 @@ def test_the_commands_say_what_is_wrong_with_a_file(
     path = tmp_path / "rules.toml"
     path.write_bytes(text)
     done = operate("rules", command, str(path))
-    assert done.exit_code == 2, done.output
+    assert done.exit_code == 1, done.output
     assert says in done.output
     assert "SG015" in done.output
 
@@ -495,7 +495,7 @@ def test_check_and_diff_find_what_a_process_refuses(
     app.write_text(APP.format(url=valkey.url), "utf-8")
     assert says in operate("rules", "check", str(rules)).output
     done = operate("rules", "diff", str(rules), "--app", str(app))
-    assert done.exit_code == 2
+    assert done.exit_code == 1
     assert differs in done.output
 
 
@@ -546,6 +546,19 @@ def test_a_file_of_overrides_is_checked(operate: Operate, followed: Path, case: 
     assert (done.exit_code, says in done.output, "warning" in done.output) == (code, True, code == 0 and bool(says))
     done = operate("rules", "check", str(followed))
     assert (done.exit_code == 0, "1 override, nothing is wrong." in done.output) == (is_right, is_right)
+
+
+@pytest.mark.parametrize("text", [b"[[rules]]\nname = 'a'", b"\xff", b"", b"[[overrides]]\nrule = 'a'"])
+def test_both_checks_end_and_print_alike(operate: Operate, tmp_path: Path, text: bytes) -> None:
+    rules, limits = tmp_path / "rules.toml", tmp_path / "limits.toml"
+    rules.write_bytes(text)
+    name = "overrides" if b"overrides" in text else "rules"
+    limits.write_text(f"[sluicegate]\n{name} = {json.dumps(str(rules))}\n", "utf-8")
+    for words, what in ((("check", str(limits)), "application"), (("rules", "check", str(rules)), "file")):
+        assert [operate(*words, *more).exit_code for more in ((), ("--json",))] == [1, 1]
+        answer = json.loads(operate(*words, "--json").stdout)
+        assert answer.keys() == {what, "error"}
+        assert answer["error"].keys() == {"code", "message", "further"}
 
 
 def test_a_change_as_json_is_shown_before_it_is_asked_for(operate: Operate) -> None:

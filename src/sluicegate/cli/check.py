@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import click
@@ -40,6 +42,18 @@ class Wrong(Failure):
     exit_code = 1
 
 
+@contextmanager
+def wrong(what: str, name: str | None, *, as_json: bool) -> Generator[None]:
+    """Print a ConfigurationError inside as JSON, if that was asked for, and raise Wrong."""
+    try:
+        yield
+    except ConfigurationError as error:
+        further = getattr(error, "__notes__", [])
+        if as_json:
+            print_json({what: name, "error": {"code": error.code, "message": str(error), "further": further}})
+        raise Wrong("\n".join([str(error), *further])) from error
+
+
 @click.command()
 @click.argument("application", metavar="[APP|FILE]", required=False)
 @option_app
@@ -50,17 +64,10 @@ def check(application: str | None, app: str | None, *, routes: bool, as_json: bo
 
     The exit status is 0, 1 for a configuration that cannot work, 2 for a wrong command. Nothing is sent to the store.
     """
-    try:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always", SluicegateWarning)
-            found = load_app(application or app)
-            unknown = [text for each in found.limiters for text in _unknown(each)]
-    except ConfigurationError as error:
-        further = getattr(error, "__notes__", [])
-        if as_json:
-            facts = {"code": error.code, "message": str(error), "further": further}
-            print_json({"application": application or app, "error": facts})
-        raise Wrong("\n".join([str(error), *further])) from error
+    with wrong("application", application or app, as_json=as_json), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", SluicegateWarning)
+        found = load_app(application or app)
+        unknown = [text for each in found.limiters for text in _unknown(each)]
     cautions = [str(each.message) for each in warned if issubclass(each.category, SluicegateWarning)] + unknown
     if as_json:
         print_json({**describe(found), "warnings": cautions})

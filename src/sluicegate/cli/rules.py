@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from sluicegate.algorithms import DEFAULT
-from sluicegate.cli.check import quota_of
+from sluicegate.cli.check import quota_of, wrong
 from sluicegate.cli.output import Listing, Shell, as_json, console, operated, plain, print_json
 from sluicegate.cli.overrides import facts_of
 from sluicegate.identity import identity_text
@@ -35,9 +35,11 @@ def check(file: Path, *, as_json: bool) -> None:
     """Say whether the rules or overrides in a file can hold, with the first error of each and its line. `diff` looks at
     more.
     """
-    text, path = _text(file), str(file)
-    held = overrides_in(text, path, lambda word: identity_text(typed_identity([word])))
-    found = read_rules(text, path, algorithm=DEFAULT, required=not held)
+    path = str(file)
+    with wrong("file", path, as_json=as_json):
+        text = _text(file)
+        held = overrides_in(text, path, lambda word: identity_text(typed_identity([word])))
+        found = read_rules(text, path, algorithm=DEFAULT, required=not held)
     if as_json:
         rules = [{"name": rule.name, **_facts(rule)} for rule in found]
         print_json({"rules": rules, "overrides": [facts_of(one) for one in held]})
@@ -51,11 +53,12 @@ def check(file: Path, *, as_json: bool) -> None:
 @operated()
 def diff(shell: Shell, file: Path) -> None:
     """Show what would change if the application had the rules of this file, or the error of its endpoints."""
-    changes, text = list[tuple[str, ...]](), _text(file)
+    changes = list[tuple[str, ...]]()
     for limiting in shell.application.limiters:
         settings = limiting.settings
-        read = read_rules(text, str(file), algorithm=settings.algorithm)
-        limiting.gate.try_rules(read)  # raises what a process refuses
+        with wrong("file", str(file), as_json=shell.as_json):
+            read = read_rules(_text(file), str(file), algorithm=settings.algorithm)
+            limiting.gate.try_rules(read)  # raises what a process refuses
         now = {rule.name: _facts(rule) for rule in settings.rules if isinstance(rule, Rule)}
         then = {rule.name: _facts(rule) for rule in read}
         for name in dict.fromkeys([*now, *then]):
