@@ -414,6 +414,32 @@ def test_combined_with_more_fields_is_read(given: str, more: str, tmp_path: Path
     assert log.read.formats == ((str(path), "combined"),)
 
 
+# The texts of a quoted column after combined, and the format that is recognised by them.
+ADDED: Final = {
+    "a header of proxies": (("198.51.100.1", "-"), "nginx-main"),
+    "with ports and names": (("-", "unknown, [2001:db8::7]:4711"), "nginx-main"),
+    "none yet": (("-", "-"), "nginx-main"),
+    "forged by some": (("<script>", "bob, 198.51.100.1"), "nginx-main"),
+    "a session": (("4f2a91c0", "-"), "combined"),
+    "a UUID": (("f81d4fae-7dec-11d0-a765-00a0c91e6bf6", "-"), "combined"),
+    "a time": (("0.250", "12:30:11"), "combined"),
+    "a name": (("shop.example.com", "de"), "combined"),
+}
+
+
+@pytest.mark.parametrize("case", ADDED)
+def test_an_added_column_is_the_header_of_proxies_only_if_it_has_addresses(case: str, tmp_path: Path) -> None:
+    texts, found = ADDED[case]
+    path = tmp_path / "access.log"
+    path.write_text("".join([f'{HEAD} "{text}"\n' for text in texts]))
+    log = Log([path])
+    (frame,) = log.frames(("address", "forwarded"))
+    assert log.read.formats == ((str(path), found),)
+    forwarded = [None if text == "-" or found == "combined" else text for text in texts]
+    assert frame["forwarded"].to_list() == forwarded
+    assert ("forwarded" in log.read.missing) is (found == "combined")
+
+
 def test_a_more_special_format_comes_first(tmp_path: Path) -> None:
     """Lines of combined, and then with the header of proxies: it is not left out as more."""
     path = tmp_path / "access.log"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 from zoneinfo import ZoneInfo
 
+from sluicegate.address import parse_address
 from sluicegate.errors import LogError, needs
 from sluicegate.replay.formats import EACH, KINDS, Csv, Format, Json, Layout, Part, cells_of, paths_of
 from sluicegate.replay.lines import read
@@ -311,13 +312,22 @@ def _candidates(lines: pl.Series, fields: Mapping[str, str]) -> Iterator[Format]
         is_tabbed = lines.filter(~lines.str.starts_with("#")).str.contains("\t", literal=True).any()
         name, separator = ("cloudfront", "\t") if is_tabbed else ("w3c", " ")
         yield w3c(names[0].removeprefix(_NAMES), separator=separator, name=name)
+    known = [each for each in KNOWN if each is not NGINX_MAIN or _forwards(lines)]
     if not fields:
-        yield from KNOWN
+        yield from known
     yield json_lines(fields)
     if (found := csv_lines(lines[0], fields)) is not None:
         yield found
     if fields:
-        yield from [named(each, fields) for each in KNOWN]
+        yield from [named(each, fields) for each in known]
+
+
+def _forwards(lines: pl.Series) -> bool:
+    """False if the column that "nginx-main" adds has texts and no address: it is a session or an id, not the header of
+    proxies. The last address is the one that a proxy wrote, whatever a client sent.
+    """
+    texts = [text for text in NGINX_MAIN.texts(lines, ["forwarded"])["forwarded"].drop_nulls() if text != "-"]
+    return not texts or any([parse_address(text.rpartition(",")[2]) for text in texts])
 
 
 def given(text: str, fields: Mapping[str, str]) -> Sequence[Format]:
