@@ -416,20 +416,15 @@ def of_functions(key: KeySpec, words: Sequence[str]) -> dict[str, str]:
 
 
 def warn_of_mismatch(
-    limiters: Iterable[Budgets],
-    words: Sequence[str],
-    rule: str | None = None,
-    *,
-    also: Iterable[KeySpec] = (),
-    fails: str = "",
+    places: Iterable[Budgets], words: Sequence[str], rule: str | None = None, *, lists: bool = False, fails: str = ""
 ) -> None:
     """Warn on stderr if no key of the rules, or of the rule with this name, is known to give the typed identity or
-    pattern. With `fails`, what no key can give is an error. `also` are keys without a function that matter too.
+    pattern. With `lists`, the keys of the settings count too. With `fails`, what no key can give is an error.
 
     Else it is no error, because a charge inside a view may have any key, and a function may return any identity.
     """
-    others = [("", key) for key in also]
-    keys = [(budgets, *each) for budgets in limiters for each in (*budgets.keys(rule), *others)] if words else []
+    named = [(budgets, *each) for budgets in places if words for each in budgets.keys(rule)]
+    keys = named + [(budgets, "", key) for budgets in places if lists for key in budgets.own_keys]
     fits = [(name, key) for budgets, name, key in keys if budgets.can_be(key, words)]
     if not keys or not all([any(map(callable, parts_of(key))) for _, key in fits]):
         return

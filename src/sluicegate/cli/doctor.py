@@ -66,13 +66,6 @@ def _bad(about: str, says: str, advice: str = "") -> Finding:
 _FORBIDDEN: Final = Finding(
     about="", state="unknown", says="the user may not ask for it (+info)", advice="run doctor as another user"
 )
-_FORGETS: Final = Finding(
-    about="persistence",
-    state="warning",
-    says="no append-only file: a restart may empty it, and every client starts again",
-    advice="CONFIG SET appendonly yes (and in its file), if budgets and bans are to outlive a restart",
-)
-_NEVER: Final = "embedded:// never writes one: use redis://, if budgets and bans are to outlive a restart"
 
 
 class Patient(NamedTuple):
@@ -261,7 +254,10 @@ class _Server:
             return _bad("persistence", says, advice)
         if str(facts.get("aof_enabled", "0")) == "1":
             return _good("persistence", "it writes an append-only file")
-        return _FORGETS._replace(advice=_NEVER) if self._examined.shown.startswith("embedded:") else _FORGETS
+        says = "no append-only file: a restart may empty it, and every client starts again"
+        is_ours = self._examined.shown.startswith("embedded:")  # nobody configures it
+        how = "embedded:// never writes one: use redis://" if is_ours else "CONFIG SET appendonly yes (and in its file)"
+        return Finding("persistence", "warning", says, advice=f"{how}, if budgets and bans are to outlive a restart")
 
     def _clock(self) -> Finding:
         try:

@@ -18,7 +18,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
-from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.measure import measure_renderables
 from rich.progress import Progress
 from rich.table import Column, Table
@@ -114,8 +114,8 @@ class Listing:
         """Return a table that folds long words, so that nothing is cut off."""
         made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for column, width in zip(self._columns, widths, strict=True):
-            justify: JustifyMethod = "right" if column in self._right else "left"
-            made.add_column(plain(column), overflow="fold", justify=justify, width=width)
+            is_right = column in self._right
+            made.add_column(plain(column), overflow="fold", justify="right" if is_right else "left", width=width)
         for row in self._rows:
             made.add_row(*row)
         return made

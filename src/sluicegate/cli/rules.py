@@ -37,7 +37,7 @@ def check(file: Path, *, as_json: bool) -> None:
     """
     path = str(file)
     with wrong("file", path, as_json=as_json):
-        text = _text(file)
+        text = Watched(path).changed() or ""  # as an application reads it, with the same errors
         held = overrides_in(text, path, lambda word: identity_text(typed_identity([word])))
         found = read_rules(text, path, algorithm=DEFAULT, required=not held)
     if as_json:
@@ -57,7 +57,7 @@ def diff(shell: Shell, file: Path) -> None:
     for limiting in shell.application.limiters:
         settings = limiting.settings
         with wrong("file", str(file), as_json=shell.as_json):
-            read = read_rules(_text(file), str(file), algorithm=settings.algorithm)
+            read = read_rules(Watched(str(file)).changed() or "", str(file), algorithm=settings.algorithm)
             limiting.gate.try_rules(read)  # raises what a process refuses
         now = {rule.name: _facts(rule) for rule in settings.rules if isinstance(rule, Rule)}
         then = {rule.name: _facts(rule) for rule in read}
@@ -69,11 +69,6 @@ def diff(shell: Shell, file: Path) -> None:
     facts = [dict(zip(("what", "rule", "option", "now", "then"), each, strict=True)) for each in changes]
     rows = Listing(changes, "", "Rule", "Option", "Now", "Then")
     shell.tell({"changes": facts}, rows if changes else "Nothing would change.")
-
-
-def _text(file: Path) -> str:
-    """Return the text of a file, read as an application does, with the same errors."""
-    return Watched(str(file)).changed() or ""
 
 
 def _facts(rule: Rule) -> dict[str, str]:
