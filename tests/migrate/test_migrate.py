@@ -363,6 +363,7 @@ def test_what_is_rewritten(before: str, expected: str, tmp_path: Path) -> None:
             "limit('9/m', scope",
             "give this one another scope",
         ),
+        (f"{DJANGO}ratelimit(key='ip', rate='5/m', method=M)(view)", "methods=M)(view)", "see that it is a list"),
         (
             FLASK.replace("address)", "address, on_breach=lambda breach:\n  None)"),
             'RateLimiter(key="ip")',

@@ -192,7 +192,11 @@ def _methods(given: Expression, site: Site) -> Expression | None:
         return None
     if name == "UNSAFE":
         return code('["DELETE", "PATCH", "POST", "PUT"]')
-    return given if constant(given) is ... else code("[{given}]", given=given)
+    if constant(given) is not ...:
+        return code("[{given}]", given=given)
+    if isinstance(given, (cst.Name, cst.Attribute)):
+        site.notes.append("see that it is a list of methods: here one text is an error")
+    return given
 
 
 def _of_group(arguments: Arguments, site: Site) -> None:
