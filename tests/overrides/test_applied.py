@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sluicegate.errors import OverrideError
 from sluicegate.identity import Digested, Seal, digest, encoder
 from sluicegate.overrides.applied import Applied
-from sluicegate.overrides.override import Document, Override, pattern_of
+from sluicegate.overrides.override import Action, Document, Override, pattern_of
 
 NAMES = ["test-1", "test-22", "alice", "bob"]
 PATTERNS = ["user:test-*", "user:test-2*", "user:*e", "user:*"]
@@ -42,7 +42,7 @@ def test_lists_come_first_and_then_the_narrowest(data: st.DataObject, sealed: bo
         target = dict(data.draw(TARGETS))
         rule = data.draw(st.sampled_from(RULES[:2] if "tier" in target else RULES))
         digests = tuple([digest(text(user(name))) for name in target.pop("names", ())])
-        action = data.draw(st.sampled_from(("off", "shadow", "deny", "allow")))
+        action: Action = data.draw(st.sampled_from(("off", "shadow", "deny", "allow")))
         try:
             one = Override(rule=rule, action=action, digests=digests, id=f"{number}", at=1, **target)
             Document.of(Document(1, (*held, one)).text())

@@ -98,7 +98,11 @@ class Applied:
         lists = [each for each in self.overrides if each.action in LISTS]
         self.lists = any([each.rule == EVERY_RULE for each in lists])  # whether one concerns requests without a rule
         raw = raw_digests()
-        known = lru_cache(_CACHED)(raw if seal is None else lambda text: raw(seal(text)))
+
+        @lru_cache(_CACHED)
+        def known(text: str) -> bytes:
+            return raw(text if seal is None else seal(text))
+
         others = [each for each in self.overrides if each.action not in LISTS]
         self._levels = [_Narrowest(level, known) for level in (lists, others) if level]
 
