@@ -25,7 +25,7 @@ from sluicegate.flask import RateLimiter
 from sluicegate.replay import plain
 from sluicegate.replay.caller import StatusIn
 from sluicegate.replay.candidates import Candidate, from_rules
-from sluicegate.replay.closed_loop import Waits, waits_of
+from sluicegate.replay.closed_loop import waits_of
 from sluicegate.replay.decide import ALLOWED, Decider, Ready, decided, one_identity
 from sluicegate.replay.plain import Asked, Met
 from sluicegate.replay.traffic import COLUMNS
@@ -259,7 +259,7 @@ def test_a_whole_identity_is_decided_as_one_request_after_the_other(
 def test_quick_budgets_of_many_requests_are_those_of_their_algorithm(
     algorithm: str, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In pieces and in bursts, so that each quota refuses at some time: what is refused, and who waits how long."""
+    """In bursts, so that each quota refuses at some time: what is refused, and who waits how long."""
     ready = Ready(from_rules([f"{limits[0]}/minute; {limits[1]}/hour with {algorithm} cost {min(2, limits[0])}"]))
     ready.sets.append((0, 1))
     random, times, now = Random(1), list[int](), START
@@ -267,34 +267,26 @@ def test_quick_budgets_of_many_requests_are_those_of_their_algorithm(
         for _ in range(random.randrange(200)):
             times.append(now := now + random.randrange(1, 3 * SECOND // (1 + burst % 4)))
         now += random.randrange(1200) * SECOND
-    pieces = [Asked(times[at : at + 1000], [1] * len(times[at : at + 1000])) for at in range(0, len(times), 1000)]
-    found = []
+    asked, found = Asked(times, [1] * len(times)), []
     for quick in (plain.QUICK, {}):
         monkeypatch.setattr(plain, "QUICK", quick)
-        asked, waiting, met = one_identity(ready), one_identity(ready), Met()
-        runs = [asked.refused(piece) for piece in pieces]
-        for piece in pieces:
-            waiting.wait(piece, met)
-        found.append((runs, met))
+        met = Met()
+        one_identity(ready).wait(asked, met)
+        found.append((one_identity(ready).refused(asked), met))
     assert found[0] == found[1]
-    assert any(found[0][0])
+    assert found[0][0]
 
 
 def test_more_rules_than_a_number_has_bits() -> None:
-    """All requests of an identity at once, in pieces, and of a client that waits. No rule applies to the last path."""
+    """All requests of an identity at once, and of a client that waits. No rule applies to the last path."""
     candidate = from_rules([f"r{at}: {at % 3 + 1}/minute by ip on /p{at}" for at in range(70)])
     asked = [(START + at, "203.0.113.1", f"/p{at % 71}", 0) for at in range(284)]
     traffic = pl.DataFrame(asked, schema=["time", "address", "path", "identity"], orient="row").with_row_index("row")
     refused = [at for at in range(284) if at % 71 < 70 and at // 71 > at % 71 % 3]
     ready = Ready(candidate)
-    assert decided(ready, traffic).refusals["row"].to_list() == refused
-    kept, waiting = one_identity(ready), one_identity(ready)
-    found, waits = list[int](), Waits()
-    for half in (traffic[:142], traffic[142:]):
-        rest, _, refusals = decided(ready, half, kept)
-        found += refusals["row"].to_list()
-        waits += waits_of(ready, rest, waiting)
-    assert found == refused
+    rest, _, refusals = decided(ready, traffic)
+    assert refusals["row"].to_list() == refused
+    waits = waits_of(ready, rest)
     assert (waits.delays.total(), waits.retries, waits.never) == (210, 72, 0)
 
 

@@ -14,10 +14,10 @@ from sluicegate.replay.kinds import (
     SHARED,
     SIGNS,
     UNCLEAR,
-    Figures,
     Kinds,
     is_asset,
     is_program,
+    kinds,
     loading,
     sees_assets,
 )
@@ -33,9 +33,8 @@ BROWSER = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.
 def told(frame: pl.DataFrame, resolution: int = SECOND) -> Kinds:
     user = [] if "user" in frame.columns else [pl.lit(None, pl.String()).alias("user")]
     rows = frame.with_columns(*user, asset=is_asset(), program=is_program())
-    figures = Figures()
-    figures.add(rows.with_columns(name=pl.when("program").then("agent")))
-    return figures.kinds(sees_assets=sees_assets(*loading([rows])), resolution=resolution)
+    seen = rows.with_columns(name=pl.when("program").then("agent"))
+    return kinds(seen, sees_assets=sees_assets(*loading(rows)), resolution=resolution)
 
 
 @pytest.mark.slow
@@ -166,7 +165,7 @@ def test_assets_say_nothing_if_most_do_not_load_them() -> None:
     frame = frame.filter(pl.col("identity").is_in(["a", "b", "c"]) | ~is_asset()).with_columns(
         pl.col("time").cast(pl.Int64)
     )
-    assert not sees_assets(*loading([frame.with_columns(asset=is_asset(), program=is_program())]))
+    assert not sees_assets(*loading(frame.with_columns(asset=is_asset(), program=is_program())))
 
 
 @pytest.mark.slow

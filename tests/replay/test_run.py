@@ -64,15 +64,12 @@ def run(given: list[pl.DataFrame], **options: Any) -> Result:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "large"), [(1, 10**6), (1, 300), (2, 300)])
-def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processes: int, large: int) -> None:
-    """Not even the files that they leave: there are none. The number of partitions follows the log. Identities with
-    more rows than `large` are decided piece by piece. In a process of their own the pieces keep their usual size.
-    """
+@pytest.mark.parametrize("processes", [1, 2])
+def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processes: int) -> None:
+    """Not even the files that they leave: there are none. The number of partitions follows the log."""
     ties = pl.DataFrame({"time": START, "address": [f"192.0.2.{each % 200}" for each in range(600)]})
     whole = pl.concat([ties, traffic()], how="diagonal")  # more than are listed are refused as often
     expected = run([whole])
-    monkeypatch.setattr(partitions, "LARGE", large)
     monkeypatch.setattr(partitions, "PIECE", 700)
     monkeypatch.setattr(partitions, "PARTS", 2)
     monkeypatch.setattr(partitions, "ROWS", 1000)
@@ -85,8 +82,7 @@ def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     )
     assert found == expected
     assert steps == [(done, len(steps) - 1) for done in range(len(steps))]
-    if large > whole.height:
-        assert len(steps) == 1 + 4  # two partitions until 2,000 rows are written
+    assert len(steps) == 1 + 4  # two partitions until 2,000 rows are written
     assert not [*tmp_path.iterdir()]
 
 
@@ -313,12 +309,9 @@ def test_what_cannot_be_copied_is_named() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("large", "processes"), [(10**6, 1), (1_000, 1), (10**6, 2)])
-def test_the_refused_are_called_what_suggest_calls_them(
-    monkeypatch: pytest.MonkeyPatch, large: int, processes: int
-) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_refused_are_called_what_suggest_calls_them(monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
     """Issue 26: a slow scraper is a program, and an office is people, however fast each of them is."""
-    monkeypatch.setattr(partitions, "LARGE", large)
     monkeypatch.setattr(partitions, "PIECE", 20_000)
     whole = pl.concat(frames(Model(visitors=40, office=20, clients=2, crawlers=1)))
     log, prefix = Given([whole]), {"ipv6_prefix": 128}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sluicegate.errors import needs
 from sluicegate.replay.decide import Ready, by_identity, one_identity
-from sluicegate.replay.plain import Met, OneIdentity
+from sluicegate.replay.plain import Met
 
 with needs("replay"):
     import polars as pl
@@ -48,12 +48,10 @@ def _shortened(delays: pl.Series) -> pl.Series:
     return value.to_frame().select(-(-pl.col("delay") // scale) * scale).to_series()
 
 
-def waits_of(ready: Ready, found: pl.DataFrame, kept: OneIdentity | None = None) -> Waits:
-    """Return what those who might be refused would have met. The others would not have waited. If they are a piece of
-    the requests of one identity, that one is `kept`.
-    """
+def waits_of(ready: Ready, found: pl.DataFrame) -> Waits:
+    """Return what those who might be refused would have met. The others would not have waited."""
     waits, met = Waits(), Met()
     for _, _, asked in by_identity(ready, found):
-        (kept or one_identity(ready)).wait(asked, met)
+        one_identity(ready).wait(asked, met)
     waits.add(met)
     return waits

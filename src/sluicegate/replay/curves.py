@@ -13,8 +13,8 @@ from sluicegate.plan import Terms
 from sluicegate.quota import MAX_LIMIT
 from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.decide import Ready, by_identity, one_identity, ruled
-from sluicegate.replay.peaks import Peaks
-from sluicegate.replay.plain import Asked, OneIdentity, Run, reach, with_limit
+from sluicegate.replay.peaks import peaks
+from sluicegate.replay.plain import Asked, Run, reach, with_limit
 
 with needs("replay"):
     import polars as pl
@@ -44,10 +44,8 @@ class Scale:
     gate would take too long for forty of them.
     """
 
-    def __init__(self, candidate: Candidate, *, single: bool = False) -> None:
-        """`single`: the points are of one identity, whose requests come in pieces."""
+    def __init__(self, candidate: Candidate) -> None:
         self._ready = ready = Ready(candidate)
-        self._single = single
         self.rules: list[tuple[int, Terms, list[int]]] = []  # the number of the rule's quota, and its limits
         self.note = "" if ready.plain else _note(ready)  # why there is no curve
         for number, terms in enumerate(ready.terms if ready.plain else ()):
@@ -68,33 +66,15 @@ class Scale:
         costs = [ready.bounds[at].rule.cost for at in ready.owner]
         return [max([reach(each, cost) for each in points]) for cost, points in zip(costs, self._points, strict=True)]
 
-    @cached_property
-    def _peaks(self) -> list[Peaks]:
-        """For each quota, the most requests of each identity within its reach."""
-        return [Peaks(["identity"], [each]) for each in self._reach]
-
-    @cached_property
-    def _kept(self) -> list[list[OneIdentity]]:
-        """The single identity under each point."""
-        ready, own = self._ready, dict(enumerate(self._ready.terms))
-        return [
-            [one_identity(ready, own | {number: each}) for each in points] for number, points in enumerate(self._points)
-        ]
-
     def points(self, frame: pl.DataFrame, programs: pl.Series, known: Known) -> list[Points]:
         """Return what each limit would have refused of a frame, sorted by identity and time, for each rule."""
         if not self.rules:
             return []
         rows, automated = ruled(self._ready, frame), set(programs.to_list())
         found: list[Points] = [[[0, 0, 0] for _ in points] for points in self._points]
-        most = {} if self._single else self._most(rows)
-        rest = rows if self._single else rows.filter(pl.col("identity").is_in([*most]))
-        for identity, _, asked in by_identity(self._ready, rest):
-            counts = (
-                [[_number(each.refused(asked)) for each in kept] for kept in self._kept]
-                if self._single
-                else self._refused(identity, asked, most[identity], known=known)
-            )
+        most = self._most(rows)
+        for identity, _, asked in by_identity(self._ready, rows.filter(pl.col("identity").is_in([*most]))):
+            counts = self._refused(identity, asked, most[identity], known=known)
             for counted, refused in zip(chain(*found), chain(*counts), strict=True):
                 if refused:
                     counted[0] += refused
@@ -146,7 +126,8 @@ class Scale:
             if not mine.height:
                 continue
             if ready.costs:
-                most = self._peaks[number].add(mine).select("identity", units=pl.nth(1) * ready.costs[number])
+                most = peaks(mine, ["identity"], [self._reach[number]])
+                most = most.select("identity", units=pl.nth(1) * ready.costs[number])
             else:  # as floats: the sum may leave int64
                 most = mine.group_by("identity").agg(units=pl.col("cost").cast(pl.Float64()).sum())
             for identity, units in most.filter(pl.col("units") > points[0].limit).iter_rows():

@@ -346,17 +346,17 @@ def by_identity(ready: Ready, frame: pl.DataFrame) -> Iterator[tuple[int, list[i
         yield identity, rows, Asked(*asked)
 
 
-def decided(ready: Ready, frame: pl.DataFrame, kept: OneIdentity | None = None) -> Decided:
+def decided(ready: Ready, frame: pl.DataFrame) -> Decided:
     """Decide about a frame that has all requests of its identities, sorted by identity, then by time. Its columns are
-    those of traffic, and `identity`, `row`. If it has a piece of the requests of one identity, that one is `kept`.
+    those of traffic, and `identity`, `row`.
     """
     rows = ruled(ready, frame)
-    rest = suspected(ready, rows) if kept is None else rows
+    rest = suspected(ready, rows)
     refused: list[int] = []
     untils: list[int | None] = []
     rules: list[int] = []
     for _, mine, asked in by_identity(ready, rest):
-        for at, after, until, rule in (kept or one_identity(ready)).refused(asked):
+        for at, after, until, rule in one_identity(ready).refused(asked):
             refused += mine[at:after]
             untils += [until] * (after - at)
             rules += [rule] * (after - at)

@@ -8,11 +8,11 @@ points are needed. A suggested limit may refuse programs only, so doubt counts f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from sluicegate.errors import needs
-from sluicegate.replay.peaks import PEAK, Peaks
+from sluicegate.replay.peaks import PEAK, peaks
 from sluicegate.replay.traffic import COLUMNS
 from sluicegate.replay.words import printable, share, span
 
@@ -31,7 +31,7 @@ KINDS: Final = (HUMAN, SHARED, UNCLEAR, AUTOMATED)
 WANTED: Final = ("method", "path", "status", "agent", "user")
 """The columns of traffic that the signs and `suggest` read."""
 SEEN: Final = ("path", "status", "agent", "user", "asset", "program", "name")
-"""The columns that Figures reads, beside the identity and the time."""
+"""The columns that `kinds` reads, beside the identity and the time."""
 
 _ASSET: Final = r"(?i)\.(?:css|m?js|map|png|jpe?g|gif|svg|ico|webp|avif|woff2?|ttf|eot|mp4|webm|mp3)$"
 # Kubernetes; the load balancers of AWS, Google and Azure; Consul, Envoy, Prometheus, Nagios; and services that watch.
@@ -52,8 +52,6 @@ _HOUR: Final = 3_600_000_000
 _DAY: Final = 24 * _HOUR
 _LOOK: Final = 300_000_000
 _CHECKED: Final = 0.95  # of the requests of a health check: answered with 2xx
-_DIGITS: Final = 4  # of a pause: so the number of different pauses is bounded
-_MOST: Final = 1_000_000  # different values in one day
 
 
 class Sign(NamedTuple):
@@ -132,14 +130,10 @@ def seen(frame: pl.DataFrame, texts: Collection[str] = ()) -> pl.DataFrame:
     return rows.with_columns(*hashed, name=pl.when("program").then("agent"))
 
 
-def loading(pieces: Iterable[pl.DataFrame]) -> tuple[int, int]:
+def loading(frame: pl.DataFrame) -> tuple[int, int]:
     """Return how many identities that may be people loaded some assets, as browsers do, and how many there are."""
-    counted = [
-        frame.filter(~pl.col("program")).group_by("identity").agg(requests=pl.len(), assets=pl.col("asset").sum())
-        for frame in pieces
-    ]
-    each = pl.concat(counted).group_by("identity").agg(pl.col("requests", "assets").sum())
-    known = each.filter(pl.col("requests") >= _FEW)
+    mine = frame.filter(~pl.col("program")).group_by("identity")
+    known = mine.agg(requests=pl.len(), assets=pl.col("asset").sum()).filter(pl.col("requests") >= _FEW)
     return known.filter(pl.col("assets") >= _ASSETS * pl.col("requests")).height, known.height
 
 
@@ -148,155 +142,106 @@ def sees_assets(loads: int, of: int) -> bool:
     return 0 < of <= 2 * loads
 
 
-class Figures:
-    """What is known of each identity, from its requests in order of time. Those of one identity alone may come in
-    pieces: what is kept does not grow with their number, but with what differs in one day, up to a million values.
+def kinds(frame: pl.DataFrame, *, sees_assets: bool, resolution: int) -> Kinds:
+    """Return the kinds of identities, from their requests in order of time, with the columns `identity`, `time` and
+    SEEN. People are the different User-Agents that do not say that they are programs, or the different users whose
+    requests succeeded, on the busiest day: a list of passwords has many users too. A browser is such a User-Agent with
+    three requests, one of them for an asset: a program that changes its name with each request has none.
     """
-
-    def __init__(self) -> None:
-        self._whole: list[pl.DataFrame] = []
-        self._days: list[pl.DataFrame] = []  # the largest figures of days that are over
-        self._open: list[pl.DataFrame] = []  # what differs in the latest day
-        self._pauses: list[pl.DataFrame] = []
-        self._fastest = Peaks(["identity"], [_LOOK])
-        self._last: int | None = None
-
-    def add(self, frame: pl.DataFrame) -> None:
-        """Add requests with the columns `identity`, `time` and SEEN."""
-        status, day = pl.col("status"), (pl.col("time") // _DAY).alias("day")
-        whole = frame.group_by("identity", maintain_order=True).agg(
-            requests=pl.len(),
-            known=status.count(),
-            failed=status.is_in([401, 403, 404]).sum(),
-            denied=status.is_in([401, 403]).sum(),
-            fine=status.is_between(200, 299).sum(),
-            assets=pl.col("asset").sum(),
-            program=pl.col("program").sum(),
-            checker=pl.col("name").cast(pl.String()).str.contains(_CHECKER).sum(),
-            agent=pl.col("name").drop_nulls().first(),
-            named=pl.col("agent").is_not_null().any(),
-            path=pl.col("path").first(),
-            single=pl.col("path").n_unique() == 1,
+    status = pl.col("status")
+    whole = frame.group_by("identity", maintain_order=True).agg(
+        requests=pl.len(),
+        failed=status.is_in([401, 403, 404]).sum(),
+        denied=status.is_in([401, 403]).sum(),
+        known=status.count(),
+        fine=status.is_between(200, 299).sum(),
+        assets=pl.col("asset").sum(),
+        program=pl.col("program").mean() >= 0.5,
+        checker=pl.col("name").cast(pl.String()).str.contains(_CHECKER).sum() >= pl.len() / 2,
+        agent=pl.col("name").drop_nulls().first(),
+        named=pl.col("agent").is_not_null().any(),
+        path=pl.col("path").first(),
+        single=pl.col("path").n_unique() == 1,
+    )
+    fastest = peaks(frame.filter(~pl.col("asset")), ["identity"], [_LOOK]).rename({f"{PEAK}{_LOOK}": "fastest"})
+    table = (
+        whole.join(_daily(frame, sees_assets=sees_assets), on="identity", how="left")
+        .join(_middle(frame), on="identity", how="left")
+        .join(fastest, on="identity", how="left")
+        .with_columns(
+            pl.col("people").fill_null(1).clip(1),
+            pl.col(["browsers", "fastest"]).fill_null(0),
+            (pl.col("failed", "denied") / pl.col("known")).fill_nan(0),
         )
-        self._whole = _merged([*self._whole, whole])
-        different = {  # whose different values are counted, and in which requests
-            "hour": (pl.col("time") // _HOUR, pl.lit(value=True)),
-            "path": (pl.col("path"), ~pl.col("asset")),
-            "agent": (pl.col("agent"), pl.col("agent").is_not_null() & ~pl.col("program")),
-            "user": (pl.col("user"), pl.col("user").is_not_null() & (status < 400).fill_null(value=True)),
-        }
-        self._open += [
-            frame.filter(those)
-            .group_by("identity", day, what=pl.lit(what), value=value.hash())
-            .agg(requests=pl.len(), assets=pl.col("asset").sum())
-            for what, (value, those) in different.items()
-        ]
-        pause = pl.col("time").diff().over("identity").fill_null(pl.col("time") - pl.lit(self._last, pl.Int64))
-        pauses = frame.select("identity", pause=pause.cast(pl.Float64).round_sig_figs(_DIGITS)).drop_nulls()
-        pauses = pauses.group_by("identity", "pause").agg(number=pl.len())
-        self._pauses = [pl.concat([*self._pauses, pauses]).group_by("identity", "pause").agg(pl.col("number").sum())]
-        self._fastest.add(frame.filter(~pl.col("asset")))
-        if len(frame):
-            if self._last is not None:
-                self._close(int(frame["time"][-1]) // _DAY)
-            self._last = int(frame["time"][-1])
-
-    def _close(self, day: int) -> None:
-        """Take the figures of days before this one."""
-        values = ["identity", "day", "what", "value"]
-        rows = pl.concat(self._open).group_by(values, maintain_order=True).agg(pl.col("requests", "assets").sum())
-        self._open = [rows.filter(pl.col("day") >= day).head(_MOST)]
-        over = rows.filter(pl.col("day") < day).group_by("identity", "day", "what")
-        is_browser = pl.col("requests") >= 3
-        numbers = over.agg(
-            number=pl.len().cast(pl.Int64),
-            browsers=is_browser.sum().cast(pl.Int64),
-            loading=(is_browser & (pl.col("assets") > 0)).sum().cast(pl.Int64),
-        )
-        self._days.append(numbers.group_by("identity", "what").agg(pl.col("number", "browsers", "loading").max()))
-
-    def kinds(self, *, sees_assets: bool, resolution: int) -> Kinds:
-        """Return the kinds. People are the different User-Agents that do not say that they are programs, or the
-        different users whose requests succeeded, on the busiest day: a list of passwords has many users too. A browser
-        is such a User-Agent with three requests, one of them for an asset: a program that changes its name with each
-        request has none.
-        """
-        self._close(2**63 - 1)
-        days = pl.concat(self._days).group_by("identity", "what").agg(pl.col("number", "browsers", "loading").max())
-        hour, path, agent, user = [pl.col("what") == what for what in ("hour", "path", "agent", "user")]
-        number, browsers = pl.col("number"), pl.col("loading" if sees_assets else "browsers")
-        daily = days.group_by("identity").agg(
-            hours=number.filter(hour).max(),
-            paths=number.filter(path).max().fill_null(0),
-            people=number.filter(agent | user).max(),
-            browsers=pl.max_horizontal(browsers.filter(agent).max(), number.filter(user).max()),
-        )
-        table = (
-            self._whole[0]
-            .join(daily, on="identity", how="left")
-            .join(_middle(pl.concat(self._pauses)), on="identity", how="left")
-            .join(self._fastest.found.rename({f"{PEAK}{_LOOK}": "fastest"}), on="identity", how="left")
-            .with_columns(
-                pl.col("people").fill_null(1).clip(1),
-                pl.col(["browsers", "fastest"]).fill_null(0),
-                (pl.col("failed", "denied") / pl.col("known")).fill_nan(0),
-                program=pl.col("program") >= pl.col("requests") / 2,
-                checker=pl.col("checker") >= pl.col("requests") / 2,
-            )
-        )
-        requests, many = pl.col("requests"), pl.col("people") >= MANY
-        steady = (requests > 20) & (pl.col("high") - pl.col("low") <= 0.1 * pl.col("middle") + resolution / 1e6)
-        table = table.with_columns(
-            regular=steady & (pl.col("middle") >= 10 * resolution / 1e6),
-            sleepless=(pl.col("hours") >= 20) & ~many,
-            fast=pl.col("named") & (pl.col("fastest") > 300 * pl.col("people")),
-            failing=(requests >= 20) & (pl.col("failed") >= 0.5),
-            refused=(requests >= 3) & (pl.col("denied") == 1) & sees_assets,
-            bare=(requests >= 20) & (pl.col("assets") == 0) & sees_assets,
-            wandering=pl.col("paths") >= 200 * pl.col("people"),
-            single=(requests >= 50) & pl.col("single"),
-            name=pl.col("program"),
-            # A health check says so, or asks for one path, at equal pauses, and is nearly always answered with 2xx.
-            check=pl.col("checker") & (pl.col("failed") < 0.5)
-            | steady & (pl.col("middle") >= 1) & pl.col("single") & (pl.col("fine") >= _CHECKED * requests),
-        )
-        maybe_many = (pl.col("people") > 1) | ~pl.col("named")
-        points = pl.sum_horizontal(
-            pl.when(~maybe_many | (not sign.crowd)).then(pl.col(name).cast(pl.Int32) * sign.points).otherwise(0)
-            for name, sign in SIGNS.items()
-        )
-        kind = (
-            pl.when(points >= pl.when(many).then(_ENOUGH_OF_MANY).otherwise(_ENOUGH))
-            .then(pl.lit(AUTOMATED))
-            .when(pl.col("browsers") >= MANY)
-            .then(pl.lit(SHARED))
-            .when(many | (requests < _FEW))
-            .then(pl.lit(UNCLEAR))
-            .otherwise(pl.lit(HUMAN))
-        )
-        return Kinds(table.with_columns(kind=kind))
+    )
+    requests, many = pl.col("requests"), pl.col("people") >= MANY
+    steady = (requests > 20) & (pl.col("high") - pl.col("low") <= 0.1 * pl.col("middle") + resolution / 1e6)
+    table = table.with_columns(
+        regular=steady & (pl.col("middle") >= 10 * resolution / 1e6),
+        sleepless=(pl.col("hours") >= 20) & ~many,
+        fast=pl.col("named") & (pl.col("fastest") > 300 * pl.col("people")),
+        failing=(requests >= 20) & (pl.col("failed") >= 0.5),
+        refused=(requests >= 3) & (pl.col("denied") == 1) & sees_assets,
+        bare=(requests >= 20) & (pl.col("assets") == 0) & sees_assets,
+        wandering=pl.col("paths") >= 200 * pl.col("people"),
+        single=(requests >= 50) & pl.col("single"),
+        name=pl.col("program"),
+        # A health check says so, or asks for one path, at equal pauses, and is nearly always answered with 2xx.
+        check=pl.col("checker") & (pl.col("failed") < 0.5)
+        | steady & (pl.col("middle") >= 1) & pl.col("single") & (pl.col("fine") >= _CHECKED * requests),
+    )
+    maybe_many = (pl.col("people") > 1) | ~pl.col("named")
+    points = pl.sum_horizontal(
+        pl.when(~maybe_many | (not sign.crowd)).then(pl.col(name).cast(pl.Int32) * sign.points).otherwise(0)
+        for name, sign in SIGNS.items()
+    )
+    kind = (
+        pl.when(points >= pl.when(many).then(_ENOUGH_OF_MANY).otherwise(_ENOUGH))
+        .then(pl.lit(AUTOMATED))
+        .when(pl.col("browsers") >= MANY)
+        .then(pl.lit(SHARED))
+        .when(many | (requests < _FEW))
+        .then(pl.lit(UNCLEAR))
+        .otherwise(pl.lit(HUMAN))
+    )
+    return Kinds(table.with_columns(kind=kind))
 
 
-def _merged(pieces: list[pl.DataFrame]) -> list[pl.DataFrame]:
-    """Return what is counted of whole identities, from pieces of their requests."""
-    if len(pieces) == 1:
-        return pieces
-    numbers = pl.col(["requests", "known", "failed", "denied", "fine", "assets", "program", "checker"]).sum()
-    same = pl.col("single").all() & (pl.col("path").n_unique() == 1)
-    first = pl.col("agent").drop_nulls().first()
-    each = pl.concat(pieces).group_by("identity", maintain_order=True)
-    return [each.agg([numbers, first, pl.col("named").any(), pl.col("path").first()], single=same)]
+def _daily(frame: pl.DataFrame, *, sees_assets: bool) -> pl.DataFrame:
+    """Return what differs on the busiest day of each identity: its hours, paths, people and browsers."""
+    by_someone = pl.col("agent").is_not_null() & ~pl.col("program")
+    different = {  # whose different values are counted, and in which requests
+        "hour": (pl.col("time") // _HOUR, pl.lit(value=True)),
+        "path": (pl.col("path"), ~pl.col("asset")),
+        "agent": (pl.col("agent"), by_someone),
+        "user": (pl.col("user"), pl.col("user").is_not_null() & (pl.col("status") < 400).fill_null(value=True)),
+    }
+    used = pl.concat(
+        frame.filter(those)
+        .group_by("identity", day=pl.col("time") // _DAY, what=pl.lit(what), value=value.hash())
+        .agg(requests=pl.len(), assets=pl.col("asset").sum())
+        for what, (value, those) in different.items()
+    )
+    is_browser = (pl.col("requests") >= 3) & ((pl.col("assets") > 0) | (not sees_assets))
+    days = used.group_by("identity", "day", "what").agg(number=pl.len().cast(pl.Int64), browsers=is_browser.sum())
+    hour, path, agent, user = [pl.col("what") == what for what in different]
+    number, browsers = pl.col("number"), pl.col("browsers").cast(pl.Int64)
+    return days.group_by("identity").agg(
+        hours=number.filter(hour).max(),
+        paths=number.filter(path).max().fill_null(0),
+        people=number.filter(agent | user).max(),
+        browsers=pl.max_horizontal(browsers.filter(agent).max(), number.filter(user).max()),
+    )
 
 
-def _middle(pauses: pl.DataFrame) -> pl.DataFrame:
+def _middle(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the quarters of the pauses of each identity, in seconds: its `low`, `middle` and `high` pause."""
-    rows = pauses.sort("identity", "pause")
-    until, of = pl.col("number").cum_sum().over("identity"), pl.col("number").sum().over("identity")
-    rows = rows.select("identity", pl.col("pause") / 1e6, until=until, of=of)
+    pause = pl.col("time").diff().over("identity") / 1e6
+    rows = frame.select("identity", pause=pause).drop_nulls().group_by("identity")
     parts = {"low": 0.25, "middle": 0.5, "high": 0.75}
-    reached = {name: pl.col("until") > ((pl.col("of") - 1) * part).round() for name, part in parts.items()}
-    return rows.group_by("identity").agg(
-        **{name: pl.col("pause").filter(is_it).first() for name, is_it in reached.items()}
+    place = pl.len().cast(pl.Int64) - 1
+    return rows.agg(
+        **{name: pl.col("pause").sort().get((place * part).round().cast(pl.Int64)) for name, part in parts.items()}
     )
 
 

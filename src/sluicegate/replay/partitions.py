@@ -1,14 +1,14 @@
 """Partitions: frames of traffic in a temporary file, so that all requests of one identity are in one partition.
 
 A short log stays in memory. A longer one is written in pieces, each split by the number of the identity. Within a
-partition the order of the log is kept.
+partition the order of the log is kept. An identity is in one partition, however many requests it has: each needs about
+300 bytes of memory, so that ten million of one client need 3 GB.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -26,8 +26,6 @@ ROWS: Final = 200_000
 """Rows of a partition on average, above which there are twice as many partitions. So the memory that a partition needs
 does not depend on the length of the log.
 """
-LARGE: Final = 200_000  # rows of one identity above which it is no part of a partition: it is read piece by piece
-_OFTEN: Final = 250  # an identity with less than such a part of a piece is not counted as large in it
 _SEED: Final = 1
 
 
@@ -61,10 +59,6 @@ class Partition(NamedTuple):
         """Return the partition with its rows in the order of identities; those of one are in the order of the log."""
         return self._replace(frame=self.frame.sort("identity", maintain_order=True, nulls_last=True))
 
-    def pieces(self) -> Iterable[Partition]:
-        """Return the partition, which is one piece."""
-        return [self]
-
 
 class Block(NamedTuple):
     """Rows and texts in the file."""
@@ -88,50 +82,18 @@ class Written(NamedTuple):
     number: int
     of: int
     blocks: tuple[Block, ...]
-    large: tuple[int | None, ...] = ()  # identities that are not in it
 
     def load(self) -> Partition:
         """Return the partition, sorted."""
-        of = self.of
-        is_large = pl.any_horizontal(pl.lit(value=False), *[pl.col("identity").eq_missing(each) for each in self.large])
-        is_mine = (_number(of) == self.number) & ~is_large
-        frames, texts = [], []
-        for block in self.blocks:
-            kept = is_mine if self.large or block.of != of else None
-            rows, named = block.read(self.path)
-            frames.append(rows if kept is None else rows.filter(kept))
-            texts += [] if named is None else [named if kept is None else named.filter(kept)]
-        return _partition(frames, texts).load()
-
-
-class Single(NamedTuple):
-    """The requests of one identity with a large share of the log, in the file. None: those without an identity."""
-
-    path: Path
-    identity: int | None
-    blocks: tuple[Block, ...]  # they contain rows of others too
-
-    def load(self) -> Single:
-        """Return the same: its pieces are read one by one."""
-        return self
-
-    def pieces(self) -> Iterator[Partition]:
-        """Return the rows in the order of the log, a part of them at a time."""
-        is_mine = pl.col("identity").eq_missing(self.identity)
-        frames, texts = list[pl.DataFrame](), list[pl.DataFrame]()
+        is_mine, frames, texts = _number(self.of) == self.number, [], []
         for block in self.blocks:
             rows, named = block.read(self.path)
             frames.append(rows.filter(is_mine))
             texts += [] if named is None else [named.filter(is_mine)]
-            if sum(map(len, frames)) >= LARGE // 2:
-                yield _partition(frames, texts)
-                frames, texts = [], []
-        if frames:
-            yield _partition(frames, texts)
+        return _partition(frames, texts).load()
 
 
-Part = Partition | Written | Single
-"""What `load` returns has `pieces`."""
+Part = Partition | Written
 
 
 class Partitions:
@@ -146,7 +108,6 @@ class Partitions:
         self._written = 0
         self._parts = PARTS
         self._pieces: list[list[Block]] = []
-        self._often: Counter[int | None] = Counter()  # the rows of identities that have many in a piece
 
     def add(self, frame: pl.DataFrame, identities: pl.Series) -> None:
         """Add a frame, and the identity of each of its rows as text."""
@@ -158,20 +119,13 @@ class Partitions:
             self._write()
 
     def all(self) -> list[Part]:
-        """Return all partitions, in the file or the one in memory. Large identities, which take longest, are first."""
+        """Return all partitions, in the file or the one in memory."""
         if not self._pieces:
             return [_partition(self._frames, self._texts)] if self._frames else []
         if self._frames:
             self._write()
-        large = {each: (each or 0) % self._parts for each, rows in self._often.most_common() if rows > LARGE}
-        singles = [Single(self._path, each, self._blocks(number)) for each, number in large.items()]
-        return [*singles, *self._found(large)]
-
-    def _found(self, large: dict[int | None, int]) -> Iterator[Written]:
-        for number in range(self._parts):
-            others = tuple([each for each, at in large.items() if at == number])
-            if blocks := self._blocks(number):
-                yield Written(self._path, number, of=self._parts, blocks=blocks, large=others)
+        found = [Written(self._path, each, of=self._parts, blocks=self._blocks(each)) for each in range(self._parts)]
+        return [each for each in found if each.blocks]
 
     def _blocks(self, number: int) -> tuple[Block, ...]:
         blocks = [piece[number % len(piece)] for piece in self._pieces]
@@ -181,10 +135,7 @@ class Partitions:
         self._written += self._rows
         while self._written > ROWS * self._parts:
             self._parts *= 2
-        whole = pl.concat(self._frames)
-        many = whole.group_by("identity").len().filter(pl.col("len") > self._piece // _OFTEN)
-        self._often.update(dict(many.iter_rows()))
-        rows = self._split(whole)
+        rows = self._split(pl.concat(self._frames))
         texts = self._split(pl.concat(self._texts).unique("identity"))
         self._frames, self._texts, self._rows = [], [], 0
         blocks = []

@@ -3,7 +3,7 @@
 A wait is exact and a refusal changes nothing. So all that the loop needs of an algorithm is from when the next request
 passes, and only a charge changes that. `Budget` asks any algorithm by its own steps. Those in QUICK are told once more,
 as generators that keep nothing else: they are ten times as fast, and a page replays forty limits of each quota. Tests
-prove that both agree with a Limiter event by event. The state stays between calls: the requests may come in pieces.
+prove that both agree with a Limiter event by event.
 """
 
 from __future__ import annotations
@@ -135,7 +135,6 @@ class OneIdentity:
         self._dues = dict.fromkeys(self._charges, 0)
         self._own = None if costs else Budget(terms[0])
         self._sets = sets
-        self._now = 0
 
     def _ask(self, chosen: int, now: int) -> tuple[int, int, list[tuple[int, Charge]]]:
         """Return from when such a request passes, which quota says so, and what is charged then."""
@@ -167,7 +166,7 @@ class OneIdentity:
 
     def wait(self, asked: Asked, met: Met) -> None:
         """Ask the requests one after the other, and wait as long as each refusal says."""
-        now = self._now
+        now = 0
         for logged, which in zip(*asked, strict=True):
             now = max(now, logged)
             until, _, charges = self._ask(which, now)
@@ -181,7 +180,6 @@ class OneIdentity:
                 self._dues[number] = charge(now)
             if now > logged:
                 met.delays.append(now - logged)
-        self._now = now
 
 
 def with_limit(terms: Terms, limit: int) -> Terms:

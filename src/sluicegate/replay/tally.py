@@ -175,42 +175,6 @@ def _busy(placed: pl.DataFrame) -> Counter[int]:
     return Counter(dict(placed.group_by("bucket").agg(pl.col("duration").sum()).iter_rows()))
 
 
-def of_one(shared: Common, tally: Tally, *, grid: Grid) -> None:
-    """Correct what was added up from pieces of the requests of one identity, as if each piece were another one."""
-    shared.identities = min(1, shared.identities)
-    shared.route_identities = _once(shared.route_identities)
-    tally.identities, tally.refused_identities = min(1, tally.identities), min(1, tally.refused_identities)
-    tally.rule_identities, tally.route_identities = _once(tally.rule_identities), _once(tally.route_identities)
-    tally.bucket_identities = _once(tally.bucket_identities)
-    tally.kinds = _once(tally.kinds)
-    tally.curves = [
-        [[refused, min(1, who), min(1, people)] for refused, who, people in points] for points in tally.curves
-    ]
-    if tally.most:
-        whole = tally.most[0][1]._replace(
-            requests=sum(shared.buckets.values()),
-            refused=tally.refused,
-            seconds=tally.blocked / MICROSECOND,
-            counts=tuple(line(shared.buckets, grid.buckets)),
-            refusals=tuple(line(tally.buckets, grid.buckets)),
-        )
-        tally.most = Top([(tally.most[0][0], whole)])
-
-
-def following(one: Tally, other: Tally) -> Tally:
-    """Add the tallies of two pieces of the requests of one identity, the only one that they list."""
-    listed = [*one.most, *other.most]
-    found: Tally = add(one, other)
-    if listed:
-        first, last = min([each.first for _, each in listed]), max([each.last for _, each in listed])
-        found.most = Top([(listed[0][0], listed[0][1]._replace(first=first, last=last))])
-    return found
-
-
-def _once(counted: Counter[Counted]) -> Counter[Counted]:
-    return Counter(dict.fromkeys(counted, 1))
-
-
 def rounded(number: int) -> int:
     """Return a number with two digits, rounded down, so that there are few different ones."""
     scale: int = 10 ** max(0, len(str(number)) - 2)
@@ -225,10 +189,9 @@ def tally(
     kinds: pl.DataFrame,
     grid: Grid,
     name: Name,
-    until: int = 0,
 ) -> Tally:
     """Count what was decided about the requests of some identities. The frame is sorted by identity and time. `kinds`
-    has the kind of each. They were refused until this time before.
+    has the kind of each.
     """
     found = Tally(decided=len(decided))
     if len(decided):
@@ -246,7 +209,7 @@ def tally(
     found.busy = _busy(hits)
     # Blocked from a refusal until its wait is over; the parts of one identity that overlap count once.
     known = pl.col("until").fill_null(pl.col("time"))
-    before = pl.max_horizontal("time", known.cum_max().shift(1).over("identity"), pl.lit(until))
+    before = pl.max_horizontal("time", known.cum_max().shift(1).over("identity"))
     hits = hits.with_columns((known - before).clip(lower_bound=0).alias("blocked"))
     time = pl.col("time")
     who = hits.group_by("identity").agg(pl.col("blocked").sum(), refused=pl.len(), first=time.first(), last=time.last())

@@ -22,23 +22,10 @@ from sluicegate.replay import kinds
 from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.closed_loop import waits_of
 from sluicegate.replay.curves import Known, Scale
-from sluicegate.replay.decide import Ready, decided, one_identity, ruled
-from sluicegate.replay.partitions import Part, Single
-from sluicegate.replay.peaks import Peaks
-from sluicegate.replay.tally import (
-    Common,
-    Grid,
-    Name,
-    Tally,
-    add,
-    common,
-    following,
-    in_order,
-    of_one,
-    readable,
-    rounded,
-    tally,
-)
+from sluicegate.replay.decide import Ready, decided, ruled
+from sluicegate.replay.partitions import Part
+from sluicegate.replay.peaks import PEAK, peaks
+from sluicegate.replay.tally import Common, Grid, Name, Tally, add, common, in_order, readable, rounded, tally
 from sluicegate.web.bound import Bound
 
 with needs("replay"):
@@ -69,30 +56,35 @@ class Work:
 
     def count(self, part: Part) -> Counted:
         """Decide about the requests of one partition under each candidate, and count."""
-        single = isinstance(part, Single)
-        ones = [_One(self, candidate, number, single=single) for number, candidate in enumerate(self.candidates)]
-        shared, tallies = Common(), [Tally() for _ in ones]
-        rates = self._rates() if self.curves else {}
-        held, figures = part.load(), kinds.Figures()
-        for piece in held.pieces():
-            figures.add(piece.frame.filter(_IS_KNOWN))
-        who = figures.kinds(sees_assets=self.sees_assets, resolution=self.resolution).table.select("identity", "kind")
-        for piece in held.pieces():
-            rows, name = piece.frame, self._namer(piece.texts)
-            shared = add(shared, common(rows, grid=self.grid))
-            known: Known = {}
-            found = [one.tally(rows, who, name, known=known) for one in ones]
-            tallies = [*map(following if single else add, tallies, found)]
-            for ready, quota, peaks in rates.values():
-                peaks.add(ruled(ready, rows).filter(ready.having(quota)))
+        held = part.load()
+        rows, name = held.frame, self._namer(held.texts)
+        figures = kinds.kinds(rows.filter(_IS_KNOWN), sees_assets=self.sees_assets, resolution=self.resolution)
+        who = figures.table.select("identity", "kind")
+        shared = common(rows, grid=self.grid)
         shared.kinds = Counter(who["kind"])
-        if single:
-            for each in tallies:
-                of_one(shared, each, grid=self.grid)
-        for text, (_, _, peaks) in rates.items():
-            for period, peak, number in peaks.counted():
-                shared.rates[period, text, rounded(peak)] += number
-        return shared, tallies
+        shared.rates = self._rates(rows) if self.curves else Counter()
+        known: Known = {}
+        ready = map(Ready, self.candidates)
+        return shared, [self._tally(*each, rows, who=who, name=name, known=known) for each in enumerate(ready)]
+
+    def _tally(
+        self, number: int, ready: Ready, rows: pl.DataFrame, *, who: pl.DataFrame, name: Name, known: Known
+    ) -> Tally:
+        """Count what one candidate decides about the requests of some identities. `who` has the kind of each."""
+        if not ready.plain:
+            refusals, ruled = in_order(rows, number)
+            return tally(rows, refusals, decided=ruled, kinds=who, grid=self.grid, name=name)
+        rest, ruled, refusals = decided(ready, rows)
+        found = tally(rows, refusals, decided=ruled, kinds=who, grid=self.grid, name=name)
+        refused = rest.join(refusals, on="row", how="semi").select("identity").unique()
+        rest = rest.join(refused, on="identity", how="semi", maintain_order="left")  # who is never refused never waits
+        programs = who.filter(kind=kinds.AUTOMATED)["identity"]
+        is_program = pl.col("identity").is_in(programs.implode())
+        found.people_waits = waits_of(ready, rest.filter(~is_program))
+        found.waits = found.people_waits + waits_of(ready, rest.filter(is_program))
+        if self.curves:
+            found.curves = Scale(ready.candidate).points(rows, programs, known)
+        return found
 
     def _namer(self, texts: pl.DataFrame) -> Name:
         """Return the function from the number of an identity to what the report calls it."""
@@ -103,8 +95,8 @@ class Work:
 
         return name
 
-    def _rates(self) -> dict[str, tuple[Ready, int, Peaks]]:
-        """Return what counts the requests of each identity in the periods of the rules, by what the rules apply to. A
+    def _rates(self, rows: pl.DataFrame) -> Counter[tuple[int, str, int]]:
+        """Count the identities by the most requests in each period of a rule, and by what the rule applies to. A
         candidate and the number of its quota say that to frames.
         """
         rules: dict[str, tuple[Ready, int, set[int]]] = {}
@@ -112,48 +104,13 @@ class Work:
             for number, (at, terms) in enumerate(zip(ready.owner, ready.terms, strict=True)):
                 periods = rules.setdefault(applies_to(ready.bounds[at]), (ready, number, set()))[2]
                 periods.add(terms.quota.period_us)
-        return {text: (ready, number, Peaks(["identity"], each)) for text, (ready, number, each) in rules.items()}
-
-
-class _One:
-    """What one candidate decides about a partition. If it has a `single` identity, its requests come in pieces, and
-    its budgets stay between them.
-    """
-
-    def __init__(self, work: Work, candidate: Candidate, number: int, *, single: bool) -> None:
-        self._ready = ready = Ready(candidate)
-        self._number = number
-        self._grid = work.grid
-        self._scale = Scale(candidate, single=single) if work.curves else None
-        self._single = single
-        self._kept, self._waiting = [one_identity(ready) if single and ready.plain else None for _ in range(2)]
-        self._until = 0
-
-    def tally(self, rows: pl.DataFrame, who: pl.DataFrame, name: Name, *, known: Known) -> Tally:
-        """Count what is decided about the requests of some identities, or about the next piece of a single one. `who`
-        has the kind of each.
-        """
-        ready, rest = self._ready, rows
-        if ready.plain:
-            rest, ruled, refusals = decided(ready, rows, self._kept)
-        else:
-            refusals, ruled = in_order(rows, self._number)
-        found = tally(rows, refusals, decided=ruled, kinds=who, grid=self._grid, name=name, until=self._until)
-        if self._single:
-            until = refusals["until"].max()
-            self._until = max(self._until, until if isinstance(until, int) else 0)
-        if not ready.plain:
-            return found
-        if self._waiting is None:  # who is never refused never waits
-            refused = rest.join(refusals, on="row", how="semi").select("identity").unique()
-            rest = rest.join(refused, on="identity", how="semi", maintain_order="left")
-        programs = who.filter(kind=kinds.AUTOMATED)["identity"]
-        is_program = pl.col("identity").is_in(programs.implode())
-        found.people_waits = waits_of(ready, rest.filter(~is_program), self._waiting)
-        found.waits = found.people_waits + waits_of(ready, rest.filter(is_program), self._waiting)
-        if self._scale is not None:
-            found.curves = self._scale.points(rows, programs, known)
-        return found
+        rates = Counter[tuple[int, str, int]]()
+        for text, (ready, number, periods) in rules.items():
+            found = peaks(ruled(ready, rows).filter(ready.having(number)), ["identity"], periods)
+            for period in periods:
+                for peak, identities in found[f"{PEAK}{period}"].value_counts().iter_rows():
+                    rates[period, text, rounded(peak)] += identities
+        return rates
 
 
 def total(work: Work, parts: Sequence[Part], processes: int, *, step: Callable[[], object]) -> Counted:
@@ -169,7 +126,7 @@ def total(work: Work, parts: Sequence[Part], processes: int, *, step: Callable[[
 
 def loading(part: Part) -> tuple[int, int]:
     """Return how many identities that may be people loaded assets, and how many there are."""
-    return kinds.loading(piece.frame.filter(_IS_KNOWN) for piece in part.load().pieces())
+    return kinds.loading(part.load().frame.filter(_IS_KNOWN))
 
 
 def with_assets(loaded: Iterable[tuple[int, int]]) -> bool:
