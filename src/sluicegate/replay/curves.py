@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from contextlib import suppress
 from itertools import chain, compress
 from math import ceil, floor, log
 from typing import Final
@@ -11,7 +11,6 @@ from typing import Final
 from sluicegate.errors import AlgorithmError, needs
 from sluicegate.plan import Terms
 from sluicegate.quota import MAX_LIMIT
-from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.decide import Ready, by_identity, one_identity, ruled
 from sluicegate.replay.peaks import peaks
 from sluicegate.replay.plain import Asked, Run, reach, with_limit
@@ -44,34 +43,22 @@ class Scale:
     gate would take too long for forty of them.
     """
 
-    def __init__(self, candidate: Candidate) -> None:
-        self._ready = ready = Ready(candidate)
-        self.rules: list[tuple[int, Terms, list[int]]] = []  # the number of the rule's quota, and its limits
+    def __init__(self, ready: Ready) -> None:
+        self._ready = ready
         self.note = "" if ready.plain else _note(ready)  # why there is no curve
-        for number, terms in enumerate(ready.terms if ready.plain else ()):
-            rule = ready.bounds[ready.owner[number]].rule
-            least = rule.cost if isinstance(rule.cost, int) else 1
-            chosen = [each for each in limits(terms.quota.limit) if _possible(terms, each, least)]
-            self.rules.append((number, terms, chosen))
-
-    @cached_property
-    def _points(self) -> list[list[Terms]]:
-        """The points of each curve. Their limits rise."""
-        return [[with_limit(own, limit) for limit in limits] for _, own, limits in self.rules]
-
-    @cached_property
-    def _reach(self) -> list[int]:
-        """For each quota, the longest time that matters to its limits."""
-        ready = self._ready
-        costs = [ready.bounds[at].rule.cost for at in ready.owner]
-        return [max([reach(each, cost) for each in points]) for cost, points in zip(costs, self._points, strict=True)]
+        self.rules: list[list[Terms]] = []  # of each quota its terms with each limit; these rise
+        self._reach: list[int] = []  # of each quota the longest time that matters to its limits
+        for owner, terms in zip(ready.owner, ready.terms, strict=True) if ready.plain else ():
+            cost = ready.bounds[owner].rule.cost
+            self.rules.append([*_possible(terms, cost if isinstance(cost, int) else 1)])
+            self._reach.append(max([reach(each, cost) for each in self.rules[-1]]))
 
     def points(self, frame: pl.DataFrame, programs: pl.Series, known: Known) -> list[Points]:
         """Return what each limit would have refused of a frame, sorted by identity and time, for each rule."""
         if not self.rules:
             return []
         rows, automated = ruled(self._ready, frame), set(programs.to_list())
-        found: list[Points] = [[[0, 0, 0] for _ in points] for points in self._points]
+        found: list[Points] = [[[0, 0, 0] for _ in points] for points in self.rules]
         most = self._most(rows)
         for identity, _, asked in by_identity(self._ready, rows.filter(pl.col("identity").is_in([*most]))):
             counts = self._refused(identity, asked, most[identity], known=known)
@@ -90,7 +77,7 @@ class Scale:
         """
         ready = self._ready
         own = {number: terms for number, terms in enumerate(ready.terms) if units.get(number, 0) > terms.limit}
-        for number, points in enumerate(self._points):
+        for number, points in enumerate(self.rules):
             others = {at: terms for at, terms in own.items() if at != number}
             least, enough = 0, units.get(number, 0)
             if others:
@@ -121,7 +108,7 @@ class Scale:
     def _most(self, rows: pl.DataFrame) -> dict[int, dict[int, float]]:
         """Return the identities that some limit might refuse, each with its most units within the reach of a quota."""
         ready, found = self._ready, dict[int, dict[int, float]]()
-        for number, points in enumerate(self._points):
+        for number, points in enumerate(self.rules):
             mine = rows.filter(ready.having(number))
             if not mine.height:
                 continue
@@ -150,12 +137,12 @@ def _peak(times: list[int], reach: int) -> int:
     return most
 
 
-def _possible(terms: Terms, limit: int, least: int) -> bool:
-    """True if the algorithm can have this limit, and a request of the least cost can pass."""
-    try:
-        return with_limit(terms, limit).limit >= least
-    except AlgorithmError:
-        return False
+def _possible(terms: Terms, least: int) -> Iterator[Terms]:
+    """Yield the terms with each limit that the algorithm can have, and that a request of the least cost can pass."""
+    for limit in limits(terms.quota.limit):
+        with suppress(AlgorithmError):
+            if (found := with_limit(terms, limit)).limit >= least:
+                yield found
 
 
 def _note(ready: Ready) -> str:

@@ -195,7 +195,7 @@ class Answer:
     def candidate(self, given: Candidate) -> results.Candidate:
         """Return the whole answer about a candidate as it was given."""
         tally, shared = self.tally, self.shared
-        scale = Scale(self.ready.candidate) if self.work.curves else None
+        scale = Scale(self.ready) if self.work.curves else None
         return results.Candidate(
             name=self.ready.name,
             rules=_rules(self.ready, tally, given),
@@ -238,9 +238,9 @@ class Answer:
 
     def _curves(self, scale: Scale) -> tuple[results.Curve, ...]:
         found = []
-        for (_, terms, limits), counted in zip(scale.rules, self.tally.curves, strict=bool(self.tally.curves)):
-            points = [results.Point(limit, *each) for limit, each in zip(limits, counted, strict=True)]
-            found.append(results.Curve(terms.name, terms.quota.period, terms.quota.limit, points=tuple(points)))
+        for own, limits, counted in zip(self.ready.terms, scale.rules, self.tally.curves, strict=False):
+            points = [results.Point(terms.quota.limit, *each) for terms, each in zip(limits, counted, strict=True)]
+            found.append(results.Curve(own.name, own.quota.period, own.quota.limit, points=tuple(points)))
         return tuple(found)
 
     def _load(self) -> results.Load:

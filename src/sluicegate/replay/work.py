@@ -83,7 +83,7 @@ class Work:
         found.people_waits = waits_of(ready, rest.filter(~is_program))
         found.waits = found.people_waits + waits_of(ready, rest.filter(is_program))
         if self.curves:
-            found.curves = Scale(ready.candidate).points(rows, programs, known)
+            found.curves = Scale(ready).points(rows, programs, known)
         return found
 
     def _namer(self, texts: pl.DataFrame) -> Name:
