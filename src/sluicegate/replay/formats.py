@@ -221,15 +221,19 @@ class Json:
         paths = {column: self._paths(column) for column in columns}
         values: dict[str, list[str | None]] = {column: [] for column in paths}
         for line in lines:
-            try:
-                loaded = orjson.loads(line)
-            except orjson.JSONDecodeError:
-                loaded = None
+            loaded = self.load(line)
             if self.marker and _first(loaded, (self.marker,)) is None:
                 loaded = None
             for column, found in values.items():
                 found.append(_first(loaded, paths[column]))
         return pl.DataFrame(values, schema=dict.fromkeys(paths, pl.String()))
+
+    def load(self, line: str) -> object:
+        """Return the value that a line is; None if it is none."""
+        try:
+            return orjson.loads(line)
+        except orjson.JSONDecodeError:
+            return None
 
     def _paths(self, column: str) -> Sequence[Path]:
         if column in self.places:
@@ -287,39 +291,19 @@ def _element(value: object, name: str) -> object:
 
 
 @dataclass(frozen=True)
-class Csv:
-    """Lines of comma-separated values, under a first line with the names of the columns."""
+class Csv(Json):
+    """Lines of comma-separated values, under a first line with the names of the columns: each is like a flat object."""
 
-    header: str
-    delimiter: str
-    kinds: Mapping[str, str] = field(hash=False)
-    columns: Mapping[str, int] = field(hash=False)
-    """For a column, the number of its value in a line."""
-    names: tuple[str, ...]
-    name: str = "csv"
-    escape: str = ""
+    delimiter: str = ","
+    names: tuple[str, ...] = ()
 
-    @property
-    def ignored(self) -> str:
-        """Every file of a log begins with the names."""
-        return self.header
+    def load(self, line: str) -> object:
+        cells = cells_of(line, self.delimiter)
+        return dict(zip(self.names, cells, strict=True)) if len(cells) == len(self.names) else None
 
-    def kind(self, column: str) -> str | None:
-        return None if self._at(column) is None else self.kinds.get(column, "text")
-
-    def _at(self, column: str) -> int | None:
+    def _paths(self, column: str) -> Sequence[Path]:
         name = column.removeprefix(FIELD)
-        return self.names.index(name) if column != name and name in self.names else self.columns.get(column)
-
-    def texts(self, lines: pl.Series, columns: Collection[str]) -> pl.DataFrame:
-        wanted = [(column, at) for column in columns if (at := self._at(column)) is not None]
-        values: dict[str, list[str | None]] = {column: [] for column in columns}
-        for line in lines:
-            cells = cells_of(line, self.delimiter)
-            is_whole = len(cells) == len(self.names)
-            for column, at in wanted:
-                values[column].append(cells[at] if is_whole else None)
-        return pl.DataFrame(values, schema=dict.fromkeys(columns, pl.String()))
+        return ((name,),) if column != name and name in self.names else self.places.get(column, ())
 
 
 def cells_of(line: str, delimiter: str) -> list[str]:
@@ -330,4 +314,4 @@ def cells_of(line: str, delimiter: str) -> list[str]:
         return []
 
 
-Format = Layout | Json | Csv
+Format = Layout | Json

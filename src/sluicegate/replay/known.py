@@ -270,13 +270,12 @@ def csv_lines(first: str, fields: Mapping[str, str]) -> Csv | None:
     cells = cells_of(first, delimiter)
     names, kinds = _columns(fields)
     places = {
-        column: cells.index(here)
-        for column, each in names.items()
-        if (here := next((n for n in each if n in cells), ""))
+        column: [(here,)] for column, each in names.items() if (here := next((n for n in each if n in cells), ""))
     }
     if not {"time", "end"} & set(places):
         return None
-    return Csv(first, delimiter, kinds=kinds, columns=places, names=tuple(cells))
+    # Every file of a log begins with the names.
+    return Csv("csv", places, kinds, ignored=first, delimiter=delimiter, names=tuple(cells))
 
 
 SAMPLE: Final = 1000
