@@ -6,9 +6,9 @@ import multiprocessing
 import os
 import pickle
 import signal
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -153,7 +153,7 @@ def workers(processes: int) -> Generator[Each]:
     with _interrupts_held():  # it starts a process that tracks semaphores
         pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin)
     try:
-        yield partial(_in_turn, pool, 2 * processes)
+        yield partial(_in_turn, pool)
     except BrokenProcessPool as error:
         expected = "look in the system's log whether memory ran out"
         raise ReplayError("a process of", "replay", problem="it was killed", expected=expected) from error
@@ -169,17 +169,12 @@ def workers(processes: int) -> Generator[Each]:
 
 
 def _in_turn(
-    pool: ProcessPoolExecutor, ahead: int, function: Callable[..., Returned], *arguments: Iterable[object]
+    pool: ProcessPoolExecutor, function: Callable[..., Returned], *arguments: Iterable[object]
 ) -> Iterator[Returned]:
-    """Yield what the function returns, in the order of its arguments. The pool has at most `ahead` calls."""
-    waiting: deque[Future[Returned]] = deque()
-    for each in zip(*arguments, strict=False):
-        with _interrupts_held():
-            waiting.append(pool.submit(function, *each))
-        if len(waiting) == ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+    """Yield what the function returns, in the order of its arguments."""
+    with _interrupts_held():  # it starts the processes
+        found = pool.map(function, *arguments)
+    yield from found
 
 
 @contextmanager
