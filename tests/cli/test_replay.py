@@ -108,7 +108,7 @@ def test_a_time_is_chosen(log: str) -> None:
     ("words", "says"),
     [
         ([], "no candidate"),
-        (["--rule", "5/minute bye ip"], 'at character 10, "bye" is not known; did you mean "by"?'),
+        (["--rule", "5/minute bye ip"], '"5/minute bye ip" cannot be read; write it like'),
         (["--rule", "5/minute by ipp"], 'at character 13, "ipp" is no key; did you mean "ip"?'),
         (["--rule", "5/minute by"], 'nothing follows "by"'),
         (["--rule", "5/minute by ip by user"], '"by" is given twice'),

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +23,6 @@ FORM: Final = "[NAME:] QUOTA [by KEY] [on [METHOD] PATH] [with ALGORITHM] [cost 
 Options = dict[str, Any]
 """Options of a rule, before they are checked."""
 _WORDS: Final = ("by", "on", "with", "cost", "when")
-_OF_QUOTAS: Final = ("per", "at", "once", "for", "burst")
 _NAME: Final = re.compile(r"([A-Za-z][\w.-]{0,63}):\s+")
 _KEYS: Final = ("ip", "user", "header:", "path:", "field:")
 _LONGEST: Final = 1_000
@@ -146,7 +144,6 @@ class _Reader:
                 raise self.error(at, f'nothing follows "{word}"', f"write {FORM}")
             found[word] = given.strip(), at + len(given) - len(given.lstrip())
             word, at = mark, end + len(mark)
-        self._check_words(found[""])
         return found
 
     def _marks(self, at: int) -> Iterator[tuple[str, int]]:
@@ -155,17 +152,6 @@ class _Reader:
             if word in _WORDS:
                 yield word, at
             at += len(word)
-
-    def _check_words(self, quota: tuple[str, int]) -> None:
-        """Raise the error for a word that is nearly one of ours, after the quota."""
-        words = [] if "calendar" in quota[0] else quota[0].split()  # whose own words are near to ours
-        for before, word in pairwise(words):
-            if word in _OF_QUOTAS or not word.isalpha() or before in ("per", "for") or before[-1:].isdecimal():
-                continue
-            near = get_close_matches(word, _WORDS, n=1, cutoff=0.5)
-            if near:
-                place = quota[1] + quota[0].index(f" {word}") + 1
-                raise self.error(place, f'"{word}" is not known', f'did you mean "{near[0]}"?')
 
     def by(self, given: str, at: int) -> Options:
         keys = [self._key(part, place) for part, place in _items(given, at)]
