@@ -101,7 +101,6 @@ class Partitions:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder
-        self._piece = PIECE
         self._frames: list[pl.DataFrame] = []
         self._texts: list[pl.DataFrame] = []
         self._rows = 0
@@ -115,7 +114,7 @@ class Partitions:
         self._frames.append(frame.with_columns(ids["identity"]))
         self._texts.append(ids.unique("identity").drop_nulls())
         self._rows += frame.height
-        if self._rows >= self._piece:
+        if self._rows >= PIECE:
             self._write()
 
     def all(self) -> list[Part]:
