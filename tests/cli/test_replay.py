@@ -162,6 +162,33 @@ def test_a_key_that_the_log_lacks_is_said_first(log: str, command: str, key: str
     assert "of everything" not in done.output  # a name that nobody has given
 
 
+BY_FUNCTION = """
+def by_header(request): return next(iter(request.header("x-api-key")), None)
+def by_field(request): return request.field("tenant")
+"""
+LOGGED: dict[str, tuple[str, list[str]]] = {  # lines of two clients, and the words that say their format
+    "a format string": (
+        '203.0.113.7 [23/Nov/2026:14:00:{:02} +0000] "GET / HTTP/1.1" "c{}"\n',
+        ["--format", '$remote_addr [$time_local] "$request" "$http_x_api_key"'],
+    ),
+    "json": ('{{"time": "2026-11-23T14:00:{:02}Z", "path": "/", "tenant": "c{}"}}\n', []),
+    "csv": ("2026-11-23T14:00:{:02}Z,/,c{}\n", ["--format", "csv", "--field", "time=time"]),
+}
+
+
+@pytest.mark.parametrize("form", LOGGED)
+def test_a_function_reads_each_field_of_the_log(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, words = LOGGED[form]
+    log, name = tmp_path / "access.log", f"of_{abs(hash(tmp_path))}"
+    head = "time,path,tenant\n" if form == "csv" else ""
+    log.write_text(head + "".join([line.format(second, second % 2) for second in range(10)]))
+    (tmp_path / f"{name}.py").write_text(BY_FUNCTION)
+    monkeypatch.syspath_prepend(tmp_path)
+    by = "by_header" if "$http" in line + "".join(words) else "by_field"
+    found = json.loads(run(str(log), *words, "--rule", f"3/minute by {name}:{by}", "--json").stdout)
+    assert [(each["identities"], each["refused"]) for each in found["candidates"]] == [(2, 4)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [["suggest", "--by", "user"], ["replay", "--rule", "5/minute by user"]])
 def test_the_only_line_with_a_user_is_said(log: str, command: list[str], tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from sluicegate.plan import Decision, Terms
 from sluicegate.replay.caller import LoggedRequest, Places, Row
 from sluicegate.replay.candidates import Candidate, rules_of
 from sluicegate.replay.plain import Asked, OneIdentity, reach
-from sluicegate.replay.traffic import COLUMNS, HEADER
+from sluicegate.replay.traffic import COLUMNS, FIELD, HEADER
 from sluicegate.rules.key import Caller, KeySpec, ReadyKey
 from sluicegate.rules.response import Response
 from sluicegate.rules.rollout import EVERYBODY
@@ -391,7 +391,7 @@ def _told(charges: Charges) -> Charges:
 
 
 def _wanted(settings: Settings, bounds: Sequence[Bound]) -> set[str]:
-    """Return the columns that a candidate reads; all of them if it has a function."""
+    """Return the columns that a candidate reads; all of them, and each field of the log, if it has a function."""
     found: set[str] = set()
     functions: list[object] = [function for listed in settings.lists for function in listed.functions]
     if settings.lists:
@@ -409,7 +409,7 @@ def _wanted(settings: Settings, bounds: Sequence[Bound]) -> set[str]:
         found |= {*_narrowing(bound), *(["method"] if rule.per_method else [])}
         found |= {"status", "duration"} if rule.charge_when or rule.refund_when else set()
         found |= {"duration", "status"} if any(each.held for each in bound.terms or ()) else set()
-    return found | set(COLUMNS) if functions else found
+    return found | {*COLUMNS, FIELD} if functions else found
 
 
 def _check(settings: Settings) -> None:

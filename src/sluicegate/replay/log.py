@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -105,7 +106,9 @@ class Log:
         )
 
     def frames(self, wanted: Collection[str]) -> Iterator[pl.DataFrame]:
-        """Return frames with `time` and the wanted columns, as far as the log has them, sorted by time over all."""
+        """Return frames with `time` and the wanted columns, as far as the log has them, sorted by time over all. FIELD
+        stands for each field of the first lines.
+        """
         self._start()
         self._wanted = tuple(dict.fromkeys(["time", *wanted]))
         return self._all_rows()
@@ -167,6 +170,7 @@ class Log:
                 if new is None or new in formats:
                     break
                 formats.append(new)
+            wanted = self._named(wanted)
             if ignored := formats[tried].ignored:
                 rest = rest.filter(~pl.col("line").str.starts_with(ignored))
             part = read(formats[tried], rest, wanted, zone=self._zone)
@@ -178,9 +182,19 @@ class Log:
             raise self._unreadable(
                 "no format of it fits the lines" if self._given else "no known format fits its lines"
             )
+        wanted = self._named(wanted)
         empty = pl.DataFrame(schema={"row": pl.UInt32(), **{name: COLUMNS.get(name, pl.String()) for name in wanted}})
         found = pl.concat(parts).sort("row") if len(parts) > 1 else parts[0] if parts else empty
         return found, pl.concat([rest, unread]).sort("row") if len(unread) else rest
+
+    def _named(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the columns, with those that FIELD stands for: from now on the same ones, as all frames have them."""
+        if FIELD in wanted:
+            known = [f"{FIELD}{name}" for name in self.fields]
+            named = [name for name in known if any([has(each, name) for each in chain(*self._formats)])]
+            self._wanted = tuple(dict.fromkeys([*[name for name in wanted if name != FIELD], *named]))
+            return self._wanted
+        return wanted
 
     def _note(self, path: str, number: int, text: str) -> None:
         self._unread += 1
