@@ -359,6 +359,7 @@ def test_a_change_that_may_hold_for_nothing_is_said(make: Make, rule: str, is_kn
         ({"action": "off"}, "SG015"),  # a rule is typed, also "*"
         ({"action": "deny", "rule": "*"}, "SG015"),  # the page itself would be refused
         ({"action": "off", "rule": "login", "until": "soon"}, "SG015"),
+        ({"action": "off", "rule": "login", "until": "1"}, "SG015"),  # it may be meant as hours
         ({"action": "off", "rule": "login", "identity": "alice@example.com"}, "SG006"),
         ({"action": "off", "rule": "login", "identity": "int:alice@example.com"}, "SG006"),
         ({"action": "off", "rule": "login", "identity": "user:alice", "tier": "free"}, "SG015"),

@@ -181,6 +181,12 @@ WIDTHS: dict[str, tuple[tuple[tuple[str, ...], ...], tuple[str, ...], str, str]]
         f"login deny deny {CLIENT}",
         "deny",
     ),
+    "a deny of the rule goes": (
+        (("override", "login", "9/minute", *EXPORT_CLIENT), ("deny", "add", "ip:198.51.100.4", "--rule", "login")),
+        ("deny", "remove", "ip:198.51.100.4"),
+        f"login deny 9/minute {CLIENT}",
+        "9/minute",
+    ),
     "a deny, and an exception": (
         (("deny", "add", "ip:198.51.*"),),
         ("allow", "add", "ip:198.51.100.4"),
@@ -373,7 +379,7 @@ def test_remove_names_what_has_the_key_among_others(operate: Operate) -> None:
     words = ("--identity", "ip:203.0.113.7", "--identity", "ip:203.0.113.8")
     (made,) = json.loads(operate("override", "login", "9/minute", *words, "--yes", "--json").output)["added"]
     for key in ("ip:203.0.113.7", made["identities"][0]):
-        assert f"it is one of several in {made['id']};" in operate("override", "remove", key).output
+        assert f"it is in {made['id']};" in operate("override", "remove", key).output
 
 
 def test_the_history_says_who_when_what_and_why(operate: Operate) -> None:

@@ -608,6 +608,37 @@ def test_the_tier_and_the_rule_itself_come_before_every_rule(
     assert application.passes(5) == passes
 
 
+@pytest.mark.parametrize(
+    ("every", "here", "path", "passes"),
+    [
+        ("deny", {}, "/both", 0),
+        ("deny", {"mine": "deny"}, "/other", 0),  # a second deny opens nothing
+        ("deny", {"mine": "allow"}, "/mine", 5),
+        ("deny", {"mine": "allow"}, "/both", 0),  # the other rule makes no exception
+        ("deny", {"mine": "allow"}, "/none", 0),
+        ("allow", {}, "/both", 5),
+        ("allow", {"mine": "allow"}, "/both", 5),
+        ("allow", {"mine": "deny"}, "/other", 5),
+        ("allow", {"mine": "deny"}, "/both", 0),
+    ],
+)
+def test_an_exception_is_of_its_rule(make: Make, every: Any, here: dict[str, Any], path: str, passes: int) -> None:
+    """Beside it `other` counts by another key, under which the identity is not known."""
+    mine = {
+        "name": "mine",
+        "quota": "3/hour",
+        "key": "user",
+        "when": lambda visitor: visitor.path in ("/mine", "/both"),
+    }
+    other = {**mine, "name": "other", "key": "ip", "when": lambda visitor: visitor.path in ("/other", "/both")}
+    application, office = make(rules=[mine, other], key="user")
+    office.overrides.set("*", action=every, identities=ALICE)
+    for rule, action in here.items():
+        office.overrides.set(rule, action=action, identities=ALICE)
+    found = [application.ask("alice", path=path) for _ in range(5)]
+    assert sum([each is None or each.allowed for each in found]) == passes
+
+
 def test_what_the_lists_of_the_settings_say_comes_first(make: Make) -> None:
     application, office = make(allow=["203.0.113.7"])
     office.overrides.set("*", action="deny", identities=ALICE)

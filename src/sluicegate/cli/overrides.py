@@ -24,7 +24,7 @@ from sluicegate.clock import MICROSECOND, epoch_seconds
 from sluicegate.identity import Digested, digest, identity_text
 from sluicegate.overrides import Action, Entry, Override, Overrides
 from sluicegate.overrides.follow import processes, who_follows
-from sluicegate.overrides.override import EVERY_RULE, LISTS, LONGEST, Document, sample_of
+from sluicegate.overrides.override import EVERY_RULE, LONGEST, Document, sample_of
 from sluicegate.replay.words import count
 from sluicegate.stores import HISTORY
 
@@ -167,7 +167,7 @@ def _outside(budgets: Budgets, entry: Entry) -> list[str]:
 
 def _rank(override: Override) -> tuple[bool, bool, bool]:
     """Return what decides which of two overrides comes first, if one of them is for everybody."""
-    return override.action in LISTS, override.target[1] != "everybody", override.rule != EVERY_RULE
+    return override.is_list, override.target[1] != "everybody", override.rule != EVERY_RULE
 
 
 def holds_of(override: Override) -> str:
@@ -316,7 +316,7 @@ def _found(budgets: Budgets, which: str, action: Action | None) -> str:
     found = [one.id for one in held if key in (one.id, one.pattern) or one.digests == (key,)]
     if len(found) != 1:
         among = ", ".join([one.id for one in held if key in one.digests][:_SHOWN])
-        hint = f"it is one of several in {among}" if among else "list them"
+        hint = f"it is in {among}" if among else "list them"
         raise click.UsageError(f"{count(len(found), 'override')} of this id or key; {hint}; give the id of one")
     return found[0]
 

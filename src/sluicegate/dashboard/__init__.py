@@ -20,7 +20,15 @@ from urllib.parse import parse_qsl, quote
 from sluicegate.address import IPV4_PREFIX, IPV6_PREFIX, check_prefixes
 from sluicegate.dashboard.counts import Counts, budgets, known_terms, report
 from sluicegate.dashboard.doors import Answer, asgi_door, wsgi_door
-from sluicegate.errors import ConfigurationError, IdentityError, SettingsError, StoreError, check_flag, needs
+from sluicegate.errors import (
+    ConfigurationError,
+    IdentityError,
+    OverrideError,
+    SettingsError,
+    StoreError,
+    check_flag,
+    needs,
+)
 from sluicegate.identity import Digested, digest
 from sluicegate.limiter import AsyncLimiter, Limiter
 from sluicegate.observe.status import describe
@@ -160,6 +168,10 @@ class Dashboard:
                 given: Any = {name: form[name] for name in _OPTIONS if name in form}
                 identities = [self._typed([form["identity"]])] if "identity" in form else None
                 rule = form.get("rule", "")
+                if (time := given.get("until", "")).isdecimal():  # seconds in Python; here a person may mean hours
+                    raise OverrideError(
+                        "until", time, problem="no unit", expected=f"write {time}h, or {time}d for days"
+                    )
                 self._overrides.set(rule, **given, identities=identities, by=by)
                 # login-minute is of the rule login
                 names = [f"{each.name}-" for each in known_terms(self._opened) if each.algorithm != BAN]

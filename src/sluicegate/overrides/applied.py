@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import ConfigurationError, OverrideError, warn
 from sluicegate.identity import Digested, raw_digests, unpacked
-from sluicegate.overrides.override import EVERY_RULE, LISTS, Override, pattern_of
+from sluicegate.overrides.override import EVERY_RULE, Override, pattern_of
 from sluicegate.plan import Terms
 from sluicegate.rules.rollout import EVERYBODY
 from sluicegate.rules.rule import Rule
@@ -95,7 +95,7 @@ class Applied:
 
     def __init__(self, overrides: Iterable[Override], *, seal: Callable[[str], str] | None = None) -> None:
         self.overrides = tuple(overrides)
-        lists = [each for each in self.overrides if each.action in LISTS]
+        lists = [each for each in self.overrides if each.is_list]
         self.lists = any([each.rule == EVERY_RULE for each in lists])  # whether one concerns requests without a rule
         raw = raw_digests()
 
@@ -103,7 +103,7 @@ class Applied:
         def known(text: str) -> bytes:
             return raw(text if seal is None else seal(text))
 
-        others = [each for each in self.overrides if each.action not in LISTS]
+        others = [each for each in self.overrides if not each.is_list]
         self._levels = [_Narrowest(level, known) for level in (lists, others) if level]
 
     def of(self, rule: str, identity: str, tier: str | None) -> Held | None:

@@ -18,7 +18,6 @@ from sluicegate.rules.terms import read
 
 Action = Literal["quota", "shadow", "enforce", "off", "deny", "allow"]
 ACTIONS: Final[tuple[str, ...]] = get_args(Action)
-LISTS: Final = ("deny", "allow")  # come first: another quota or mode is no exception of a `deny`
 EVERY_RULE: Final = "*"
 HEAD: Final = 64  # bytes of a document that tell it from every other: format, version and digest
 FORMAT: Final = 1  # of the document; a reader refuses a higher one, because it cannot know what that means
@@ -49,7 +48,7 @@ class Override:
     - `by`, `why`: who wrote it, and the reason.
 
     >>> Override(rule="export", action="quota", quota="100/minute", tier="free").target
-    ('export', 'tier', 'free')
+    ('export', 'tier', 'free', False)
     """
 
     rule: str
@@ -89,7 +88,7 @@ class Override:
         if (self.digests != ()) + (self.pattern is not None) + (self.tier is not None) > 1:
             given = ", ".join(filter(None, (self.pattern, self.tier, *self.digests[:1])))
             raise _error("for whom", given, "told in two ways", "give identities, a pattern or a tier")
-        if self.action == "deny" and self.target == (EVERY_RULE, "everybody", ""):  # also of whoever would remove it
+        if self.action == "deny" and self.target[:2] == (EVERY_RULE, "everybody"):  # also of whoever would remove it
             expected = 'give identities or a pattern, or the rule that is to refuse everybody; "*" is every rule'
             raise _error("deny", self.rule, "would refuse every request of everybody", expected)
         for option, moment in (("until", 0 if self.until is None else self.until), ("at", self.at)):
@@ -97,13 +96,18 @@ class Override:
                 raise _error(option, moment, "not a moment", "give microseconds since 1970, before 2150")
 
     @property
-    def target(self) -> tuple[str, str, str]:
-        """The rule, and for whom: two overrides with the same target cannot hold together."""
+    def is_list(self) -> bool:
+        """Whether it refuses or lets pass. Then it holds before each quota and mode, which stay for its end."""
+        return self.action in ("deny", "allow")
+
+    @property
+    def target(self) -> tuple[str, str, str, bool]:
+        """The rule, for whom, and `is_list`: two overrides with the same target cannot hold together."""
         if self.digests:
-            return self.rule, "identities", " ".join(self.digests)
+            return self.rule, "identities", " ".join(self.digests), self.is_list
         if self.pattern is not None:
-            return self.rule, "pattern", self.pattern
-        return (self.rule, "everybody", "") if self.tier is None else (self.rule, "tier", self.tier)
+            return self.rule, "pattern", self.pattern, self.is_list
+        return self.rule, "everybody" if self.tier is None else "tier", self.tier or "", self.is_list
 
     def holds(self, now: int) -> bool:
         """True if it has not ended."""
@@ -112,7 +116,8 @@ class Override:
     def conflicts(self, other: Override) -> bool:
         """True if some identity may match the patterns of both, and neither pattern is the longer one."""
         one, two = self.pattern or "", other.pattern or ""
-        return self.rule == other.rule and len(one) == len(two) and _may_meet(one, two)
+        same = (self.rule, self.is_list) == (other.rule, other.is_list)
+        return same and len(one) == len(two) and _may_meet(one, two)
 
 
 def _listed(digests: object) -> Iterable[str]:
@@ -220,7 +225,7 @@ def checked(listed: Iterable[Override]) -> tuple[Override, ...]:
     held, patterns = tuple(listed), list[Override]()
     seen = dict[object, Override]()  # what is taken: a table, so that 10,000 overrides are read in linear time
     for each in held:
-        taken: set[object] = {(each.rule, digest) for digest in each.digests} or {each.target}
+        taken: set[object] = {(each.rule, digest, each.is_list) for digest in each.digests} or {each.target}
         taken.add(each.id)
         ties = [seen[one] for one in taken if one in seen]
         if ties := ties or [one for one in patterns if each.pattern and each.conflicts(one)]:

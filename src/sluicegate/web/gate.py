@@ -23,7 +23,7 @@ from sluicegate.identity import Identity, Seal, identity_text
 from sluicegate.limiter import OPTIONS, AsyncLimiter, Limiter
 from sluicegate.observe.status import describe
 from sluicegate.observe.usage import Budget, budgets_of
-from sluicegate.overrides.applied import Applied, keep, terms_with
+from sluicegate.overrides.applied import Applied, Held, keep, terms_with
 from sluicegate.overrides.file import Watched, overrides_in
 from sluicegate.overrides.follow import EVERY_US, Following
 from sluicegate.overrides.override import EVERY_RULE
@@ -398,8 +398,8 @@ class _Rules:
         """Return FORBIDDEN for an identity that overrides deny, and no checks for one that they allow everything.
 
         The identity is that of the application's key. A function of the user is called only where a rule has that key:
-        it may not know the other requests. Where a narrower `deny` or `allow` holds for a rule of the request, in one
-        of its tiers, the rules decide.
+        it may not know the other requests. The rules decide where a narrower override makes an exception in some tier:
+        from `allow` for a rule of the request, from `deny` for all of them.
         """
         counts = any([bound.key is self._key and not bound.is_conditional for bound in bounds])
         if not counts and any(map(callable, parts_of(self.settings.key))):
@@ -408,13 +408,19 @@ class _Rules:
         if not isinstance(text, str):
             return text
         held = overrides.of(EVERY_RULE, text, None)
-        if held is None:
+        if held is None or not held.override.is_list:
             return None
-        for bound in bounds:
-            others = any([overrides.of(bound.rule.name, text, tier) is not held for tier in _tiers_of(bound.rule)])
-            if others and (is_its := _applies(bound, caller, known)):
-                return is_its if type(is_its) is Waiting else None
-        return FORBIDDEN if held.action == "deny" else () if held.action == "allow" else None
+        exceptions = [bound.key is self._key and _is_exception(bound.rule, text, held, overrides) for bound in bounds]
+        found = set[bool]()
+        for bound, is_exception in zip(bounds, exceptions, strict=True) if any(exceptions) else ():
+            applies = _applies(bound, caller, known)
+            if type(applies) is Waiting:
+                return applies
+            found |= {is_exception} if applies else set()
+        denies = held.action == "deny"
+        if found == {True} or (True in found and not denies):
+            return None
+        return FORBIDDEN if denies else ()
 
     def _read_rules(self, file: Watched) -> None:
         """Take the rules of the file if it has changed. If any of it is wrong, nothing changes (SG116)."""
@@ -707,9 +713,11 @@ def _applies(bound: Bound, caller: Caller, known: Known) -> object:
     return rule.when is None or asked(rule.when, caller, known, at=(bound, "when"), rule=rule.name, option="when")
 
 
-def _tiers_of(rule: Rule) -> Iterable[str | None]:
-    """Return the tiers that a request may have under a rule."""
-    return map(str, rule.quota.table) if isinstance(rule.quota, Tiers) else (None,)
+def _is_exception(rule: Rule, identity: str, held: Held, overrides: Applied) -> bool:
+    """Return whether another action than that of every rule holds for an identity under a rule, in one of its tiers."""
+    tiers = map(str, rule.quota.table) if isinstance(rule.quota, Tiers) else (None,)
+    found = [overrides.of(rule.name, identity, tier) for tier in tiers]
+    return any([one is not None and one.action != held.action for one in found])
 
 
 def _quota_of(rule: Rule) -> tuple[str, Any]:
