@@ -209,6 +209,13 @@ SAMPLES: Final = [
     ),
     Sample(
         "csv",
+        "time,ip,ip\n1772366400,192.0.2.1,192.0.2.2\n",  # of equal names the first
+        "2026-03-01T12:00:00",
+        {"address": "192.0.2.1"},
+        fields={"time": "time", "address": "ip"},
+    ),
+    Sample(
+        "csv",
         'when,who,"what, where",ms\n1772366400123,192.0.2.1,"/a ""b""?x=1",12\n',
         "2026-03-01T12:00:00.123",
         {"address": "192.0.2.1", "path": '/a "b"', "query": "x=1", "duration": 12_000},

@@ -74,8 +74,8 @@ def _like_flask(limiter: str, web: str, *, needs: int, view: str, beside: bool) 
             arguments["key"] = site.keys[0] if site.keys else code(site.project.key or "")
 
     def exempts(arguments: Arguments, site: Site) -> None:
-        if beside and site.project.has_blueprint:  # its limit holds there
-            arguments["defaults_only"] = code("True")
+        if beside and site.project.has_blueprint:
+            site.notes.append("in a blueprint with a limit, which holds there: give exempt defaults_only=True")
 
     to_here = conversions(needs)
     no_flags = {"": chosen({}, "exempt(…, defaults_only=True) frees from the default limits alone")}
@@ -192,11 +192,7 @@ def _methods(given: Expression, site: Site) -> Expression | None:
         return None
     if name == "UNSAFE":
         return code('["DELETE", "PATCH", "POST", "PUT"]')
-    if constant(given) is not ...:
-        return code("[{given}]", given=given)
-    if isinstance(given, (cst.Name, cst.Attribute)):
-        site.notes.append("see that it is a list of methods: here one text is an error")
-    return given
+    return given if constant(given) is ... else code("[{given}]", given=given)
 
 
 def _of_group(arguments: Arguments, site: Site) -> None:

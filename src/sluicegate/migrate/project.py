@@ -15,8 +15,8 @@ _ONLY: Final = {"rest_framework": "rest_framework.throttling"}  # of a package, 
 _MADE: Final = ("flask_limiter.Limiter", "slowapi.Limiter")  # whose members the tables know
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _ADDRESS: Final = ("get_remote_address", "get_ipaddr")
-REFUSALS: Final = ("RateLimitExceeded", "TooManyRequests")
-"""The errors whose handlers get a refusal."""
+REFUSALS: Final = ("RateLimitExceeded", "TooManyRequests", "RateLimited", "Refused")
+"""The errors whose handlers get a refusal; after a run, too."""
 _LIMITS: Final = ("limit", "shared_limit", "sluicegate_limit")  # after a run, too
 _DEFAULTS: Final = ("default_limits", "RATELIMIT_DEFAULT", "SLUICEGATE_DEFAULT_LIMITS")  # after a run, too
 
@@ -45,6 +45,7 @@ class Project:
     limiters: dict[str, str] = field(default_factory=dict)  # a name, and one with its owner → what made it
     functions: dict[str, Function] = field(default_factory=dict)
     limited: set[str] = field(default_factory=set)  # what a limit is given to by a call, such as a blueprint
+    inside: set[str] = field(default_factory=set)  # the blueprints inside of these
     handlers: set[str] = field(default_factory=set)  # the functions that get the error of a refusal
     groups: dict[str, str] = field(default_factory=dict)  # a group of django-ratelimit → its first rate
     has_paths: bool = False  # whether a path has parameters, as Starlette writes them
@@ -105,7 +106,9 @@ class Project:
                 case ast.Call(args=[error, handler]) if _is_refusal(error):
                     self.handlers.add(_last(handler))
                 case ast.Call(func=ast.Call(func=limit), args=[target]) if _last(limit) in _LIMITS:
-                    self.limited.add(_last(target))
+                    self.limited |= {_last(target)} if isinstance(target, ast.Name | ast.Attribute) else set()
+                case ast.Call(func=ast.Attribute(value=outer, attr="register_blueprint"), args=[inner, *_]):
+                    self.inside |= {_last(inner)} if _last(outer) in self.limited | self.inside else set()
                 case ast.Name(id=name) | ast.Constant(value=str(name)) | ast.keyword(arg=str(name)):
                     self.has_defaults |= name in _DEFAULTS
 

@@ -246,8 +246,10 @@ class _Rewriter(cst.CSTTransformer):
         routes = [each for each in every if m.matches(each.decorator, _ROUTE)]
         end = every.index(routes[-1]) + 1 if routes else 0
         every = [*sorted(every[:end], key=lambda each: names[each].endswith(_FREES)), *every[end:]]
+        owners = {source(each.decorator).partition("(")[0].split(".")[-2] for each in routes}
+        limited = owners & (self.site.project.limited | self.site.project.inside)
         for at, each in enumerate(every):
-            if names[each] == "flask_limiter.Limiter.exempt" and self.site.project.has_blueprint:
+            if names[each] == "flask_limiter.Limiter.exempt" and limited:
                 kept = f"{self.site.use('sluicegate.flask.exempt')}(defaults_only=True)"
                 every[at] = each.with_changes(decorator=code(kept))
         return updated_node.with_changes(decorators=every)

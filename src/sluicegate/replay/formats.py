@@ -299,7 +299,9 @@ class Csv(Json):
 
     def load(self, line: str) -> object:
         cells = cells_of(line, self.delimiter)
-        return dict(zip(self.names, cells, strict=True)) if len(cells) == len(self.names) else None
+        if len(cells) != len(self.names):
+            return None
+        return dict(zip(reversed(self.names), reversed(cells), strict=True))  # of equal names the first holds
 
     def _paths(self, column: str) -> Sequence[Path]:
         name = column.removeprefix(FIELD)

@@ -322,11 +322,12 @@ def _candidates(lines: pl.Series, fields: Mapping[str, str]) -> Iterator[Format]
 
 
 def _forwards(lines: pl.Series) -> bool:
-    """False if the column that "nginx-main" adds has texts and no address: it is a session or an id, not the header of
-    proxies. The last address is the one that a proxy wrote, whatever a client sent.
+    """False if most texts in the column that "nginx-main" adds are no addresses: it is a session or an id, not the
+    header of proxies. The last address is the one that a proxy wrote, whatever a client sent.
     """
     texts = [text for text in NGINX_MAIN.texts(lines, ["forwarded"])["forwarded"].drop_nulls() if text != "-"]
-    return not texts or any([parse_address(text.rpartition(",")[2]) for text in texts])
+    found = [text for text in texts if parse_address(text.rpartition(",")[2])]
+    return 2 * len(found) >= len(texts)
 
 
 def given(text: str, fields: Mapping[str, str]) -> Sequence[Format]:
