@@ -283,6 +283,29 @@ def test_budgets_that_no_rule_has_are_shown_by_their_ids(make_shop: MakeShop, va
     assert "unknown" not in shop.run("top", "--rule", "login")
 
 
+STEERED: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {  # a command, and what `top` shows of a rule
+    "everybody": (("override", "login", "3/minute"), "login (override)", {"limit": 3, "state": "passes"}),
+    "the client": (
+        ("override", "login", "9/minute", "--identity", WHO),
+        "login (override)",
+        {"limit": 9, "state": "passes"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STEERED)
+def test_top_knows_the_overrides_as_show_does(case: str, make_shop: MakeShop) -> None:
+    words, rule, expected = STEERED[case]
+    shop = make_shop("flask")
+    shop.log_in(3)
+    shop.run(*words, "--yes")
+    (top,) = json.loads(shop.run("top", "--rule", "login", "--json"))["top"]
+    (limiter,) = json.loads(shop.run("show", WHO, "--json"))["limiters"]
+    (show,) = [row for row in limiter["budgets"] if row["rule"] == rule]
+    assert {name: top[name] for name in ("rule", *expected)} == {"rule": rule, **expected}
+    assert {name: show[name] for name in expected} == expected
+
+
 CHARGES = """
 from flask import request
 from sluicegate.flask import charge

@@ -19,7 +19,7 @@ from sluicegate.cli.application import Application, Limiting
 from sluicegate.cli.commands import Command
 from sluicegate.cli.output import Shell, console, plain, scanning
 from sluicegate.clock import MICROSECOND, Clock, calendar_us, epoch_seconds
-from sluicegate.errors import ConfigurationError, StoreError, is_foreign
+from sluicegate.errors import ConfigurationError, OverrideError, StoreError, is_foreign
 from sluicegate.identity import Digested, Identity, Seal, digest
 from sluicegate.identity import identity_text as plain_text
 from sluicegate.limiter import Limiter
@@ -167,6 +167,15 @@ class Budgets:
         """Return these overrides as a gate of the application applies them."""
         return Applied(held, seal=self.sealed)
 
+    def followed(self) -> Applied:
+        """Return the overrides that hold. If they cannot be read, warn and return none."""
+        try:
+            return self.applied(self.live)
+        except OverrideError as error:  # the processes go on with a set that no command knows
+            says = f"warning: {error}; the last good overrides may hold instead of these rules"
+            console(stderr=True).print(plain(says, "yellow"))
+            return self.applied(())
+
     def keys(self, name: str | None) -> list[tuple[str, KeySpec]]:
         """The rules and their keys: all, or those that a person means by this name of a rule or a ban."""
         return [
@@ -187,9 +196,11 @@ class Budgets:
         known = [(rule_id, name) for rule_id, known in self.known.items() for each in known for name in each.names]
         return {rule_id for rule_id, name in known if name in names}
 
-    def steered(self, words: Sequence[str], text: str) -> tuple[dict[str, tuple[Known, ...]], tuple[Override, ...]]:
+    def steered(
+        self, words: Sequence[str], text: str, applied: Applied
+    ) -> tuple[dict[str, tuple[Known, ...]], tuple[Override, ...]]:
         """Return the terms with the overrides that hold for one identity, and those."""
-        applied, who = self.applied(self.live), plain_text(self.identity(words)) if words else text
+        who = plain_text(self.identity(words)) if words else text
         found: dict[Override, None] = {}
 
         def of(rule: str, tier: str | None) -> Held | None:

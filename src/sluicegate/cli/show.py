@@ -22,9 +22,8 @@ from sluicegate.cli.budgets import (
     warn_of_mismatch,
 )
 from sluicegate.cli.check import store_name
-from sluicegate.cli.output import Listing, Shell, bar, console, operated, plain, scanning, span
+from sluicegate.cli.output import Listing, Shell, bar, operated, plain, scanning, span
 from sluicegate.cli.overrides import facts_of, holds_of
-from sluicegate.errors import OverrideError
 from sluicegate.identity import digest
 from sluicegate.observe.usage import Budget
 from sluicegate.plan import Outcome
@@ -50,12 +49,7 @@ def show(shell: Shell, identity: tuple[str, ...], name: str | None, *, tier: str
             check_tier(limiters, tier)
         for budgets in limiters:
             text = identity_text(budgets, identity, name)
-            try:
-                known, overrides = budgets.steered(identity, text)
-            except OverrideError as error:  # the processes go on with a set that no command knows
-                says = f"warning: {error}; the last good overrides may hold instead of these rules"
-                console(stderr=True).print(plain(says, "yellow"))
-                known, overrides = budgets.known, ()
+            known, overrides = budgets.steered(identity, text, budgets.followed())
             kept, unknown, foreign = _kept(budgets, text, known, quick=quick)
             kept = [(known, outcome) for known, outcome in kept if known.tier is None or tier in (None, known.tier)]
             lists = _listed(budgets, identity, text)

@@ -68,18 +68,26 @@ class Top:
         return sorted(self._best.values(), key=lambda use: use.rank, reverse=True)[: self._most]
 
     def scan(self, budgets: Budgets, seen: Callable[[float], object]) -> None:
-        """Read all budgets of one limiter."""
-        rules = {rule_id: _tiers(known, self._rule) for rule_id, known in budgets.known.items()}
+        """Read all budgets of one limiter, under the overrides that hold. No pattern matches a digest."""
+        applied = budgets.followed()
+        named = {who for each in applied.overrides for who in each.digests}  # whose terms may be their own
+        everybody, _ = budgets.steered((), "", applied)
+        rules = {rule_id: _tiers(known, self._rule) for rule_id, known in everybody.items()}
         waiting: dict[str, dict[str, None]] = {rule_id: {} for rule_id in rules}
         started = monotonic()
         for page in budgets.pages(None, seen):
             self.foreign += page.foreign
             for who, rule_id in page.budgets:
                 known = rules.get(rule_id)
+                if who in named:
+                    own = budgets.steered((), Digested(who), applied)[0].get(rule_id)
+                    known = None if own is None else _tiers(own, self._rule)
                 if known is None:
                     if self._rule in (None, budgets.owner(rule_id)):
                         self.unknown += 1
                         self.reasons[rule_id] = self.reasons.get(rule_id) or budgets.why_unknown(rule_id)
+                elif who in named:
+                    self._read(budgets, known, {who: None} if known else {})
                 elif known:
                     waiting[rule_id][who] = None
                     if len(waiting[rule_id]) * len(known) >= BATCH:

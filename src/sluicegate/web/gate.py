@@ -410,7 +410,8 @@ class _Rules:
         held = overrides.of(EVERY_RULE, text, None)
         if held is None or not held.override.is_list:
             return None
-        exceptions = [bound.key is self._key and _is_exception(bound.rule, text, held, overrides) for bound in bounds]
+        of = overrides.of
+        exceptions = [bound.key is self._key and _is_exception(bound.rule, text, held, of=of) for bound in bounds]
         found = set[bool]()
         for bound, is_exception in zip(bounds, exceptions, strict=True) if any(exceptions) else ():
             applies = _applies(bound, caller, known)
@@ -713,10 +714,10 @@ def _applies(bound: Bound, caller: Caller, known: Known) -> object:
     return rule.when is None or asked(rule.when, caller, known, at=(bound, "when"), rule=rule.name, option="when")
 
 
-def _is_exception(rule: Rule, identity: str, held: Held, overrides: Applied) -> bool:
+def _is_exception(rule: Rule, identity: str, held: Held, *, of: Callable[..., Held | None]) -> bool:
     """Return whether another action than that of every rule holds for an identity under a rule, in one of its tiers."""
     tiers = map(str, rule.quota.table) if isinstance(rule.quota, Tiers) else (None,)
-    found = [overrides.of(rule.name, identity, tier) for tier in tiers]
+    found = [of(rule.name, identity, tier) for tier in tiers]
     return any([one is not None and one.action != held.action for one in found])
 
 
