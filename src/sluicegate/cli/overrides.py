@@ -88,7 +88,7 @@ class _Asking:
     def write_overrides(self, before: bytes, after: bytes, entry: str) -> object:
         self.entry = change = Entry.of(entry)
         for one in change.added:
-            lists = one.rule == EVERY_RULE and one.action in ("deny", "allow")  # they hold where no rule applies
+            lists = one.rule == EVERY_RULE and one.is_list  # these hold where no rule applies
             for word in filter(None, (*self._typed.values(), one.pattern)):
                 warn_of_mismatch([self._budgets], (word,), one.rule, lists=lists)
         if not (self._shell.as_json and self._shell.yes):
