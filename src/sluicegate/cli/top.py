@@ -6,9 +6,10 @@ these steps, and as long as a step took, nothing is sent.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from threading import Event
 from typing import Final, NamedTuple
 
@@ -71,31 +72,32 @@ class Top:
         """Read all budgets of one limiter, under the overrides that hold. No pattern matches a digest."""
         applied = budgets.followed()
         named = {who for each in applied.overrides for who in each.digests}  # whose terms may be their own
-        everybody, _ = budgets.steered((), "", applied)
-        rules = {rule_id: _tiers(known, self._rule) for rule_id, known in everybody.items()}
-        waiting: dict[str, dict[str, None]] = {rule_id: {} for rule_id in rules}
+
+        @cache
+        def rules(own: str) -> dict[str, tuple[Known, ...]]:
+            found, _ = budgets.steered((), Digested(own) if own else "", applied)
+            return {rule_id: _tiers(known, self._rule) for rule_id, known in found.items()}
+
+        waiting = defaultdict[tuple[str, str], dict[str, None]](dict)
         started = monotonic()
         for page in budgets.pages(None, seen):
             self.foreign += page.foreign
             for who, rule_id in page.budgets:
-                known = rules.get(rule_id)
-                if who in named:
-                    own = budgets.steered((), Digested(who), applied)[0].get(rule_id)
-                    known = None if own is None else _tiers(own, self._rule)
+                own = who if who in named else ""
+                known = rules(own).get(rule_id)
                 if known is None:
                     if self._rule in (None, budgets.owner(rule_id)):
                         self.unknown += 1
                         self.reasons[rule_id] = self.reasons.get(rule_id) or budgets.why_unknown(rule_id)
-                elif who in named:
-                    self._read(budgets, known, {who: None} if known else {})
                 elif known:
-                    waiting[rule_id][who] = None
-                    if len(waiting[rule_id]) * len(known) >= BATCH:
+                    names = waiting[own, rule_id]
+                    names[who] = None
+                    if len(names) * len(known) >= BATCH:
                         started = _rest(started)
-                        self._read(budgets, known, waiting[rule_id])
+                        self._read(budgets, known, names)
             started = _rest(started)
-        for rule_id, left in waiting.items():
-            self._read(budgets, rules[rule_id], left)
+        for (own, rule_id), left in waiting.items():
+            self._read(budgets, rules(own)[rule_id], left)
 
     def _read(self, budgets: Budgets, known: tuple[Known, ...], names: dict[str, None]) -> None:
         """Read these budgets, and empty the list of their names."""
