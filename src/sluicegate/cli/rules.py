@@ -53,11 +53,13 @@ def check(file: Path, *, as_json: bool) -> None:
 @operated()
 def diff(shell: Shell, file: Path) -> None:
     """Show what would change if the application had the rules of this file, or the error of its endpoints."""
-    changes = list[tuple[str, ...]]()
+    changes, path = list[tuple[str, ...]](), str(file)
+    with wrong("file", path, as_json=shell.as_json):
+        text = Watched(path).changed() or ""
     for limiting in shell.application.limiters:
         settings = limiting.settings
-        with wrong("file", str(file), as_json=shell.as_json):
-            read = read_rules(Watched(str(file)).changed() or "", str(file), algorithm=settings.algorithm)
+        with wrong("file", path, as_json=shell.as_json):
+            read = read_rules(text, path, algorithm=settings.algorithm)
             limiting.gate.try_rules(read)  # raises what a process refuses
         now = {rule.name: _facts(rule) for rule in settings.rules if isinstance(rule, Rule)}
         then = {rule.name: _facts(rule) for rule in read}
