@@ -26,6 +26,7 @@ from rich.text import Text
 
 from sluicegate.cli.commands import Command, load_app, option_app
 from sluicegate.replay import words
+from sluicegate.rules.typed import with_unit
 
 if TYPE_CHECKING:
     from sluicegate.cli.application import Application
@@ -208,8 +209,8 @@ def option_for(text: str) -> Callable[[Command], Command]:
 
 
 def _with_unit(_context: click.Context, _option: click.Parameter, given: str | None) -> str | None:
-    if given is not None and given.isdecimal():  # seconds in a file and in Python; here a person may mean hours
-        raise click.BadParameter(f"{given!r}: no unit; write {given}h for hours, {given}d for days")
+    if how := with_unit(given or ""):
+        raise click.BadParameter(f"{given!r}: no unit; {how}")
     return given
 
 

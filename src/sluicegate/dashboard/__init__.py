@@ -38,7 +38,7 @@ from sluicegate.overrides.override import DIGEST, EVERY_RULE, LONGEST
 from sluicegate.plan import BAN
 from sluicegate.replay.words import span
 from sluicegate.rules.key import Caller
-from sluicegate.rules.typed import typed_identity
+from sluicegate.rules.typed import typed_identity, with_unit
 from sluicegate.runtime.hidden import hide_secret, hide_store
 from sluicegate.stores import Store
 from sluicegate.stores.memory import MemoryStore
@@ -168,10 +168,8 @@ class Dashboard:
                 given: Any = {name: form[name] for name in _OPTIONS if name in form}
                 identities = [self._typed([form["identity"]])] if "identity" in form else None
                 rule = form.get("rule", "")
-                if (time := given.get("until", "")).isdecimal():  # seconds in Python; here a person may mean hours
-                    raise OverrideError(
-                        "until", time, problem="no unit", expected=f"write {time}h, or {time}d for days"
-                    )
+                if how := with_unit(given.get("until", "")):
+                    raise OverrideError("until", given["until"], problem="no unit", expected=how)
                 self._overrides.set(rule, **given, identities=identities, by=by)
                 # login-minute is of the rule login
                 names = [f"{each.name}-" for each in known_terms(self._opened) if each.algorithm != BAN]

@@ -1,4 +1,6 @@
-"""Identities as people type them: user:alice, ip:203.0.113.7, header:X-API-Key=abc, path:shop=7, text:alice, int:42."""
+"""What people type: lengths of time, and identities as user:alice, ip:203.0.113.7, header:X-API-Key=abc, path:shop=7,
+text:alice, int:42.
+"""
 
 from __future__ import annotations
 
@@ -68,3 +70,8 @@ def _counted(text: str, prefix: int, ipv4_prefix: int) -> str:
 
 def _error(given: str, problem: str, expected: str) -> IdentityError:
     return IdentityError("identity", given, problem=problem, expected=expected)
+
+
+def with_unit(time: str) -> str | None:
+    """Return how to write this length of time if it has no unit: seconds in Python, but perhaps meant as hours."""
+    return f"write {time}h for hours, {time}d for days" if time.isdecimal() else None
