@@ -40,7 +40,8 @@ def chosen(values: Mapping[object, str | None], otherwise: str = "its value is n
 def function(needs: int, *, negated: bool = False, is_key: bool = False, extra: int = 0) -> Convert:
     """Return a conversion of a function to a function of the request.
 
-    `needs` says how many arguments one takes whose definition is not seen. Of these the first `extra` are None here.
+    `needs` is the number of arguments of a function whose definition is not seen. The first `extra` of them are None
+    here.
     """
 
     def convert(given: Expression, site: Site) -> Expression | None:

@@ -1,8 +1,8 @@
 """Overrides applied: an index that finds what holds for one identity under one rule, in one look-up.
 
-A `deny` or an `allow` comes first, however narrow another quota or mode is. Of these, and else of the others, the
-narrowest holds: identities before a pattern, the longer pattern before the shorter, then a tier, then everybody. Of
-each, an override of the rule itself comes before one of every rule.
+A `deny` or an `allow` holds before every quota and mode, also before a narrower one. Among lists, and among the others,
+the narrowest holds. The order is: identities, the longer pattern, the shorter pattern, a tier, everybody. If two have
+the same width, an override of the rule itself comes before one of every rule.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Override:
         if (self.digests != ()) + (self.pattern is not None) + (self.tier is not None) > 1:
             given = ", ".join(filter(None, (self.pattern, self.tier, *self.digests[:1])))
             raise _error("for whom", given, "told in two ways", "give identities, a pattern or a tier")
-        if self.action == "deny" and self.target[:2] == (EVERY_RULE, "everybody"):  # also of whoever would remove it
+        if self.action == "deny" and self.target[:2] == (EVERY_RULE, "everybody"):  # also those of who would remove it
             expected = 'give identities or a pattern, or the rule that is to refuse everybody; "*" is every rule'
             raise _error("deny", self.rule, "would refuse every request of everybody", expected)
         for option, moment in (("until", 0 if self.until is None else self.until), ("at", self.at)):
@@ -102,7 +102,7 @@ class Override:
 
     @property
     def target(self) -> tuple[str, str, str, bool]:
-        """The rule, for whom, and `is_list`: two overrides with the same target cannot hold together."""
+        """The rule, for whom it is, and whether it is a list. Two overrides with one target cannot hold together."""
         if self.digests:
             return self.rule, "identities", " ".join(self.digests), self.is_list
         if self.pattern is not None:
